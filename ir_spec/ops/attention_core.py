@@ -7,6 +7,7 @@ followed by those that flags name, in this order:
 |------------|------------------------------------------------------------------------------------|
 | `sinks`    | [H], a learned logit for each head in the denominator of the softmax (gpt-oss)     |
 | `bias`     | [H, S, T], which is added to the scores (T5, arXiv 1910.10683)                     |
+| `mask`     | [B, S, T], which is added to the scores of all heads, without a gradient           |
 | `selected` | [B, S, N], the keys that each query sees, by their positions (arXiv 2512.02556)    |
 """
 
@@ -40,7 +41,9 @@ from stagec.ir_spec.ops.masks import (
 )
 
 #: The shapes of operands that flags name.
-_FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "selected": "bsn"}
+_FURTHER: Mapping[str, str] = {"sinks": "(gr)", "bias": "(gr)st", "mask": "bst", "selected": "bsn"}
+#: Of these the ones without a gradient.
+_GIVEN = ("mask", "selected")
 #: The parameters that a step of a ring shares with attention.
 SCORES = (
     CAUSAL,
@@ -57,6 +60,7 @@ WHOLE = (
     PAST,
     AHEAD,
     Param("bias", "flag", "an operand [H, S, T] is added to the scores"),
+    Param("mask", "flag", "an operand [B, S, T] is added to the scores of all heads"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
     Param("given_type", "flag", "model code has its softmax in the type of the scores"),
 )
@@ -104,7 +108,7 @@ def core_rule(
     kv = f"bz{factor}gk" if packed else f"b{factor}gk" if within else f"b{factor}gk,b{factor}gv"
     keys = factor if "t" in factor else "t"
     shapes = {name: "," + _FURTHER[name].replace("t", keys) for name in more}
-    grads = "".join(s for name, s in shapes.items() if name != "selected")
+    grads = "".join(s for name, s in shapes.items() if name not in _GIVEN)
     v = "k" if packed else "v"
     filled = text.format(kv=kv, v=v, more="".join(shapes.values()), grads=grads)
     known = {**(sizes or {}), **({"v": op.expr("values")} if within else {})}
@@ -242,6 +246,8 @@ def scores_between(
         scores = scores + bias.reshape(*x.heads, *bias.shape[1:])
     if "bias" in x.more:
         scores = scores + x.more["bias"].reshape(*x.heads, *scores.shape[-2:])
+    if "mask" in x.more:
+        scores = scores + x.more["mask"][:, None, None]
     visible = seen(op, at, of, spans(op, ctx))
     if "selected" in x.more:
         chosen = (x.more["selected"][..., None] == np.asarray(of)).any(-2)

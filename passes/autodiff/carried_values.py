@@ -43,7 +43,8 @@ def hand_over(
     keep_idle: bool = True,
 ) -> None:
     """Give the backward region all values of the forward region that it uses, in place. With
-    `keep_inputs` a recomputed block keeps its inputs until its backward ends. With `keep_idle`
+    `keep_inputs` a recomputed block keeps its inputs until its backward ends, and is recomputed at
+    once. With `keep_idle`
     values that the recompute list names are kept even if backward does not use them."""
     _HandOver(registry, forward, back).run(keep_inputs=keep_inputs, keep_idle=keep_idle)
 
@@ -88,6 +89,9 @@ class _HandOver:
         self._inside: dict[Value, Value] = {}
         self._place = back.body.terminator  # recomputed operations go before this one
         self._listed = _listed(forward.body, self._what)
+        self._again: dict[
+            Operation, int
+        ] = {}  # recomputed operations, with their places in forward
 
     def run(self, *, keep_inputs: bool, keep_idle: bool) -> None:
         for op in list(self._back.body.walk()):
@@ -97,6 +101,8 @@ class _HandOver:
                     op.set_operand(index, self._use(value))
         if self._what.policy == "full_replay":
             self._replay_rest()
+        if keep_inputs and self._what.policy in ("full", "full_replay"):
+            self._recompute_first()
         if self._what.keep and keep_idle:
             self._keep_rest()
         if keep_inputs and self._what.policy in ("full", "full_replay"):
@@ -167,7 +173,16 @@ class _HandOver:
         operands = [self._get(v) if v.region is self._forward.body else v for v in op.operands]
         copy = _clone(op, operands, "recompute")
         self._inside |= zip(op.results, copy.results, strict=True)
+        self._again[copy] = op.position()
         self._back.body.insert(self._place.position(), copy)
+
+    def _recompute_first(self) -> None:
+        """Recompute all of a checkpoint in the order of forward, where backward first needs any of
+        it (`_checkpoint_hook.unpack_hook` of torch/utils/checkpoint.py)."""
+        body, first = self._back.body, min(map(Operation.position, self._again), default=0)
+        for place, op in enumerate(sorted(self._again, key=self._again.__getitem__), first):
+            body.ops.remove(op)
+            body.insert(place, op)
 
     def _keep_rest(self) -> None:
         """Keep values that the list names and backward does not use, as such a checkpoint does."""

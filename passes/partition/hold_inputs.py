@@ -36,7 +36,8 @@ class HoldInputs(Pass):
 
     Where forward computes tables and attention is unfused, except as `math`, it also makes masks in
     the type of the carried activations: one for causal attention and one for each window
-    (`eager_mask` of transformers, masking_utils.py). They stay until the blocks end, with
+    (`eager_mask` of transformers, masking_utils.py). Kernels that take a mask have one of a byte
+    for each window and pair (`sdpa_mask`). They stay until the blocks end, with
     checkpoints until their backward ends. The buckets of a bias by distance are made in 64 bits,
     and stay until its gradient has been made (`T5Attention.compute_bias`).
 
@@ -91,6 +92,8 @@ class HoldInputs(Pass):
                 if read_strategy(module).one(KernelsRule).attention != MATH:
                     ends = [op for op in func.body.walk() if _is_masked(op)]
                     _make(module, func, "mask", list(_masks(ends)), ends)
+                ends = [op for op in func.body.walk() if _takes_mask(op)]
+                _make(module, func, "mask", list(_boolean_masks(ends)), ends)
                 for op in list(func.body.walk()):
                     if isinstance(op.definition, RelativeBiasGrad):
                         _make(module, func, "buckets", [_buckets(op)], [op])
@@ -126,6 +129,22 @@ def _is_masked(op: Operation) -> bool:
     masked = op.flag("causal") or "window" in op.attrs
     kinds = (Softmax, SinkSoftmax)
     return masked and isinstance(op.definition, kinds) and op.phase in ("forward", "recompute")
+
+
+def _takes_mask(op: Operation) -> bool:
+    """Whether an operation is a kernel with a mask, in forward or recomputed."""
+    return op.name == "stg.attention" and op.flag("mask") and op.phase in ("forward", "recompute")
+
+
+def _boolean_masks(kernels: Sequence[Operation]) -> Iterator[TensorType]:
+    """The masks of forward that all sequences share, `[rows, columns]`, a byte for each pair."""
+    known: set[str] = set()
+    for op in kernels:
+        spans = str([op.attrs.get(name) for name in ("window", "chunk", "prefix")])
+        if op.phase == "forward" and spans not in known:
+            known.add(spans)
+            mask = op.operands[-1].tensor
+            yield replace(mask, dtype="u8", dims=mask.dims[1:])
 
 
 def _masks(softmaxes: Sequence[Operation]) -> Iterator[TensorType]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from stagec.api import (
     Builder,
     Expr,
@@ -11,6 +13,7 @@ from stagec.api import (
     Phase,
     Strategy,
     Value,
+    evaluate,
     made_by,
     read_strategy,
 )
@@ -21,7 +24,7 @@ from stagec.ir_spec.ops.attention import NO_KERNEL, FlashAttention
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.dropout import ATTENTION, CONFIGURED, DropoutRule
-from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, UNFUSED, KernelsRule
+from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, SDPA, UNFUSED, KernelsRule
 from stagec.passes.strategy.local_sizes import on_rank
 
 #: Attributes of attention that the unfused ops can express.
@@ -44,6 +47,11 @@ class ExpandAttention(Pass):
     (`BloomAttention.forward` and `MptAttention.forward` of transformers call no kernel,
     `_supports_sdpa = False` of gpt-oss and Gemma 2). The softmax with sinks has the type of the
     scores.
+
+    With `sdpa` a window, a block or a prefix that hides keys is a mask in the type of the queries,
+    which backward keeps (`convert_boolean_attn_mask` of ATen/native/transformers/attention.cpp),
+    and shared keys and values are copied for each head (`use_gqa_in_sdpa` of transformers,
+    integrations/sdpa_attention.py).
 
     Before:
         stg.strategy @s {
@@ -85,6 +93,10 @@ class ExpandAttention(Pass):
         for op in plain:
             view = _is_view(module, strategy, op)
             expand_attention(module, op, eager=forms[op], view=view, drops=_drops(module, strategy))
+        kernels = [op for op in fused if op not in plain] if rule.attention == SDPA else []
+        for op in kernels:
+            if _hides(module, op) and not _is_split(module, strategy, op, heads=False):
+                _add_mask(module, strategy, op)
         if not plain and (idle := _idle(rule, fused, code)):
             module.diagnostics.remark(f"{idle[0]} changes nothing: {idle[1]}", rule.loc)
 
@@ -170,6 +182,35 @@ def expand_attention(
     replace_op(op, [new])
 
 
+def _hides(module: Module, op: Operation) -> bool:
+    """Whether a kernel of PyTorch needs a mask for the spans of an attention: its only own mask is
+    causal. Transformers makes none for a window or a block with more keys than there are."""
+    if len(op.results) != 1 or op.flag("mask") or len(op.operands) != 3:
+        return False
+    span = next((op.expr(name) for name in ("window", "chunk") if name in op.attrs), None)
+    if span is None:
+        return "prefix" in op.attrs
+    keys = op.operands[1].tensor.dims[-3].size
+    known = (span.symbols | keys.symbols) <= module.env.keys()
+    return not known or evaluate(span, module.env) <= evaluate(keys, module.env)
+
+
+def _add_mask(module: Module, strategy: Strategy, op: Operation) -> None:
+    """Give an attention a mask, and keys and values for each head, in place."""
+    loc = made_by(ExpandAttention.name, op.loc)
+    by_head, local = op.definition.eager_forms()["attention"], partial(on_rank, module, strategy)
+    if made := by_head(Builder.before(module.registry, op, loc=loc), op, local):
+        replace_op(op, made)
+        op = made[0].producer or op
+    b, (q, k, *_) = Builder.before(module.registry, op, loc=loc), op.operands
+    zero = b.value("stg.constant", attrs={"value": 0}, hint=f"{op.result.name}_zero")
+    zero = cast_to(b, zero, q.tensor.dtype)
+    sizes = (q.tensor.dims[0].size, q.tensor.dims[1].size, k.tensor.dims[1].size)
+    attrs: dict[str, RawAttr] = {"spec": "->bst", "sizes": sizes}
+    op.add_operand(b.value("stg.broadcast", [zero], attrs, hint=f"{op.result.name}_mask"))
+    op.attrs["mask"] = True
+
+
 def _copied(b: Builder, value: Value) -> Value:
     """A copy of a value that is a part of a larger product: `torch.matmul` needs contiguous
     matrices (`reshape` of ATen/native/LinearAlgebra.cpp). Other values are returned unchanged."""
@@ -210,10 +251,10 @@ def _shares_keys(op: Operation) -> bool:
     return q != k
 
 
-def _is_split(module: Module, strategy: Strategy, op: Operation) -> bool:
-    """Whether the strategy splits the sequence of an attention, or heads that share keys."""
-    _, sequence, *_, heads, _ = (d.size for d in op.operands[0].tensor.dims)
-    names = {*sequence.symbols, *(heads.symbols if _shares_keys(op) else ())}
+def _is_split(module: Module, strategy: Strategy, op: Operation, *, heads: bool = True) -> bool:
+    """Whether the strategy splits the sequence of an attention, or `heads` that share keys."""
+    _, sequence, *_, each, _ = (d.size for d in op.operands[0].tensor.dims)
+    names = {*sequence.symbols, *(each.symbols if heads and _shares_keys(op) else ())}
     mesh = module.mesh
     rules = (rule for rule in strategy.splits if names & {*rule.dims} and not rule.soft)
     return mesh is not None and any(mesh.sizes.get(a) != 1 for rule in rules for a in rule.over)
