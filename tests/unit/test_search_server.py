@@ -438,6 +438,49 @@ def test_what_engines_have_no_flags_for(flags: dict[str, Any], who: str, what: s
 
 
 @pytest.mark.parametrize(
+    ("prefill", "decode", "who"),
+    [
+        (1, 1, "vllm sglang trtllm"),
+        (2, 1, "sglang trtllm"),
+        (2, 2, "sglang trtllm"),
+        (1, 2, "trtllm"),
+        (4, 2, "trtllm"),
+    ],
+)
+def test_stages_between_which_engines_send_caches(prefill: int, decode: int, who: str) -> None:
+    layouts = [layout_of(JobOptions("m", tp=2, pp=pp), experts=False) for pp in (prefill, decode)]
+    assert [n for n, engine in ENGINES.items() if not engine.unsent(*layouts)] == who.split()
+
+
+def test_pools_of_vllm_have_no_stages() -> None:
+    given: dict[str, Any] = {"sizes": {"L": 4}, "ranks": 4, "batch": (4,), "tpot": "1s"}
+    more: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "machine": "h200", "top": 50}
+    for stack, sends in (("vllm", False), ("trtllm", True)):
+        answer = library.search(
+            "llama3-8b", serve="server", stack=stack, jobs=1, verify=0, pp="1,2", **given, **more
+        ).as_json()
+        pools = [row for row in answer["best"] if row["mode"] == "disaggregated"]
+        assert any("pp" in row["decode"]["strategy"] for row in answer["best"])
+        assert any("pp" in row["decode"]["strategy"] for row in pools) is sends
+        what = "vllm sends no caches of these pipeline stages between workers"
+        assert (what in answer["cut"]) is not sends
+
+
+def test_workers_of_several_hosts_say_where_caches_are() -> None:
+    pools = [worker(role, two_batch_overlap=True) for role in ("prefill", "decode")]
+    scripts = ENGINES["vllm"].files("about", pools)
+    for role, kernels in (("prefill", "deepep_high_throughput"), ("decode", "deepep_low_latency")):
+        assert "export VLLM_NIXL_SIDE_CHANNEL_HOST=" in scripts[f"{role}.sh"]
+        assert f"--all2all-backend {kernels}" in scripts[f"{role}.sh"]
+    assert "NIXL" not in ENGINES["vllm"].files("about", [worker("server")])["server.sh"]
+
+
+def test_scripts_of_trtllm_say_which_weights_it_needs() -> None:
+    script = ENGINES["trtllm"].files("about", [worker("server")])["server.sh"]
+    assert "# MODEL has weights of fp8" in script
+
+
+@pytest.mark.parametrize(
     ("flags", "whole"),
     [
         ({"tp": 8, "weight_dtype": "fp8"}, True),  # 12 blocks of 128

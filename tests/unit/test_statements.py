@@ -78,6 +78,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "all_reduce_below": {"all_reduce": "two-shot"},
     "all_reduce_norms": {"all_reduce": "two-shot"},
     "memory_nodes": {"offload": "optimizer"},
+    "part_batches": {"part": (PartText("ffn", "feed-forward", "tp=2"),)},
     "lora_rank": {"lora": "wq"},
     "max_loras": {"lora": "wq"},
     "lora_dtype": {"lora": "wq"},

@@ -140,6 +140,11 @@ class LaunchEngine(ABC):
             return "attention and feed-forward on ranks of their own"
         return layout.problem
 
+    def unsent(self, prefill: WorkerLayout, decode: WorkerLayout) -> str:
+        """What the engine cannot send between a worker that prefills and one that decodes; empty if
+        it can send caches."""
+        return ""
+
     def adapted(self, options: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
         """A worker of a model of these sizes as the engine starts it, where that is otherwise."""
         return options
@@ -192,6 +197,9 @@ def _precision(options: JobOptions, fp8: str) -> tuple[list[str], str]:
     return words, more
 
 
+#: Where workers of other hosts ask for caches; vLLM's default is localhost.
+_SIDE_CHANNEL = 'export VLLM_NIXL_SIDE_CHANNEL_HOST="$(hostname -i)"\n'
+_STAGES = "caches of these pipeline stages between workers"
 #: The ranks of adapters that vLLM supports (vllm/config/lora.py: MaxLoRARanks).
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: TensorRT-LLM's names of modules with adapters (lora_helper.py), by names of parameters.
@@ -215,9 +223,15 @@ class VLLM(ScriptedEngine):
             return f"adapters of rank {options.lora_rank}, but of up to {VLLM_RANKS[-1]}"
         return super().lacks(layout, options)
 
+    def unsent(self, prefill: WorkerLayout, decode: WorkerLayout) -> str:
+        """Caches of stages: NixlConnector asserts one (vllm-project/vllm, issue 52913). Those of
+        prefill may be pushed since pull request 45880, but vllm-router does not ask for that."""
+        return _STAGES if max(prefill.pp, decode.pp) > 1 else ""
+
     def server(self, about: str, worker: LaunchedWorker) -> str:
         layout = worker.layout
         precision, more = _precision(worker.options, "fp8")
+        more += _SIDE_CHANNEL if worker.role != SERVER else ""
         words = ["vllm serve", '"$MODEL"', "--port", str(_PORT)]
         words += ["--tensor-parallel-size", str(layout.tp)]
         if layout.pp > 1:
@@ -230,7 +244,8 @@ class VLLM(ScriptedEngine):
             copies = {"num_redundant_experts": worker.options.redundant_experts}
             words += ["--enable-eplb", "--eplb-config", shlex.quote(json.dumps(copies))]
         if worker.options.two_batch_overlap:
-            words += ["--enable-dbo", "--all2all-backend", "deepep_low_latency"]
+            kernels = "high_throughput" if worker.role == PREFILL else "low_latency"
+            words += ["--enable-dbo", "--all2all-backend", f"deepep_{kernels}"]
         words += ["--max-num-seqs", str(worker.sequences)]
         words += ["--max-num-batched-tokens", str(worker.tokens)]
         words += ["--max-model-len", str(worker.longest), *precision]
@@ -273,6 +288,11 @@ class SGLang(ScriptedEngine):
         block = gcd(width, options.weight_block or format_.rows or 1)
         whole = width % (block * options.tp) > 0
         return options.changed(whole_shared_experts=True) if whole else options
+
+    def unsent(self, prefill: WorkerLayout, decode: WorkerLayout) -> str:
+        """Caches to stages of which there are not as many (sgl-project/sglang, pull request
+        14265)."""
+        return _STAGES if decode.pp not in (1, prefill.pp) else ""
 
     def server(self, about: str, worker: LaunchedWorker) -> str:
         layout = worker.layout
@@ -345,7 +365,8 @@ class TensorRTLLM(LaunchEngine):
             several = len(workers) > 1
             files[f"{worker.role}.yaml"] = f"# {about}\n" + _yaml(self._config(worker, several))
             words = ["trtllm-serve", '"$MODEL"', "--host", "0.0.0.0", "--port", str(_PORT)]
-            _, more = _precision(worker.options, "fp8")
+            dtype = worker.options.weight_dtype
+            more = "" if dtype in (None, "bf16") else _CHECKPOINT.format(dtype=dtype)
             script = _script(about, [*words, "--config", f"{worker.role}.yaml"], more)
             files[f"{worker.role}.sh"] = script
         if len(workers) > 1:

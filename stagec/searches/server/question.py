@@ -213,6 +213,16 @@ def _lacks(question: ServerQuestion, job: JobOptions) -> str:
     return f"{name} has no flags for {what}" if what else ""
 
 
+def why_unsent(question: ServerQuestion, prefill: JobOptions, decode: JobOptions) -> str:
+    """Why the engine of a worker that prefills does not send its caches to one that decodes; empty
+    if it does."""
+    name = _engine(question, decode)
+    engine = engine_of(name)
+    layouts = (layout_of(job, experts=question.experts > 0) for job in (prefill, decode))
+    what = engine.unsent(*layouts) if engine is not None else ""
+    return f"{name} sends no {what}" if what else ""
+
+
 def _adapted(question: ServerQuestion, job: JobOptions, sizes: Mapping[str, int]) -> JobOptions:
     """A worker as its engine starts it."""
     engine = engine_of(_engine(question, job))

@@ -24,7 +24,7 @@ from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_timer import StepTimer
 from stagec.searches.server.launch import LaunchedWorker, layout_of
-from stagec.searches.server.question import ServerQuestion
+from stagec.searches.server.question import ServerQuestion, why_unsent
 from stagec.searches.server.servers import (
     AGGREGATED,
     DISAGGREGATED,
@@ -89,7 +89,7 @@ def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundSer
     cut = Counter[str](question.refused)
     kinds = list(_kinds(question, processes, log, cut))
     log("matching workers")
-    servers = list(_servers(question, kinds))
+    servers = list(_servers(question, kinds, cut))
     within = [s for s in servers if s.is_within(question.load)]
     late = len(servers) - len(within)
     if late:
@@ -144,11 +144,23 @@ def _kinds(
             yield WorkerKind(task.options, task.machine, worker, task.price)
 
 
-def _servers(question: ServerQuestion, kinds: Sequence[WorkerKind]) -> Iterator[ServerPlan]:
+def _servers(
+    question: ServerQuestion, kinds: Sequence[WorkerKind], cut: Counter[str]
+) -> Iterator[ServerPlan]:
+    unsent: dict[tuple[int, int], str] = {}
+
+    def sends(prefill: WorkerKind, decode: WorkerKind) -> bool:
+        key = id(prefill), id(decode)
+        if key not in unsent:
+            unsent[key] = why_unsent(question, prefill.options, decode.options)
+        return not unsent[key]
+
+    cheap = question.objective == "cost"
+    about = question.load, question.layers
     for ranks in question.ranks:
         yield from aggregated_servers(kinds, ranks, question.load)
-        cheap = question.objective == "cost"
-        yield from disaggregated_servers(kinds, ranks, question.load, question.layers, cheap=cheap)
+        yield from disaggregated_servers(kinds, ranks, *about, sends=sends, cheap=cheap)
+    cut.update(filter(None, unsent.values()))
 
 
 def _exact(question: ServerQuestion, servers: Iterable[ServerPlan]) -> dict[int, ServerPlan]:

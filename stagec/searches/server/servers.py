@@ -3,7 +3,7 @@ of servers, and why one is behind another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -164,20 +164,27 @@ class _Prefills:
 
 
 def disaggregated_servers(
-    kinds: Sequence[WorkerKind], ranks: int, load: ServerLoad, layers: int, *, cheap: bool
+    kinds: Sequence[WorkerKind],
+    ranks: int,
+    load: ServerLoad,
+    layers: int,
+    *,
+    sends: Callable[[WorkerKind, WorkerKind], bool] = lambda prefill, decode: True,
+    cheap: bool,
 ) -> Iterator[ServerPlan]:
     """Disaggregated servers: each kind of worker that decodes, with each kind that prefills with
-    the same stack. Of workers that prefill on equally many ranks of a machine, only the Pareto
-    front of requests per second and time to the first token is used. Servers have workers on all
-    ranks, or if `cheap` the fewest that serve as many requests."""
+    the same stack and `sends` it caches. Of workers that prefill on equally many ranks and stages
+    of a machine, only the Pareto front of requests per second and time to the first token is used.
+    Servers have workers on all ranks, or if `cheap` the fewest that serve as many requests."""
     every = [p for kind in kinds for p in _prefills(kind, load, layers)]
     first = [p for p in every if not any(_beats(q, p) for q in every)]
     for kind in kinds:
         worker = kind.worker
         same_stack = [p for p in first if p.kind.options.stack == kind.options.stack]
+        senders = [p for p in same_stack if sends(p.kind, kind)]
         for point in worker.decode:
             rate = decode_rate(point, load)
-            for prefill in same_stack:
+            for prefill in senders:
                 sizes = prefill.kind.worker.ranks, worker.ranks
                 pools = matched(ranks, *sizes, prefill.rate, rate)
                 if pools is not None:
@@ -188,13 +195,13 @@ def disaggregated_servers(
 
 
 def _beats(one: _Prefills, other: _Prefills) -> bool:
-    """Whether a worker beats another one with the same stack, machine and number of ranks."""
+    """Whether a worker beats another one with the same stack, machine, ranks and stages."""
     return _place(one) == _place(other) and beats((-one.rate, one.ttft), (-other.rate, other.ttft))
 
 
-def _place(prefill: _Prefills) -> tuple[str, str, int]:
+def _place(prefill: _Prefills) -> tuple[str, str, int, int]:
     kind = prefill.kind
-    return kind.options.stack, kind.machine.given, kind.worker.ranks
+    return kind.options.stack, kind.machine.given, kind.worker.ranks, kind.worker.stages
 
 
 def joined(
