@@ -20,7 +20,7 @@ from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, IssuedStep, StepTime, step_time
-from stagec.time.streams import PICOSECONDS
+from stagec.time.streams import PICOSECONDS, SCHEDULER
 
 SCHEMA = 1
 _FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}
@@ -43,7 +43,8 @@ class ClassTime:
 @dataclass(frozen=True, slots=True)
 class PathPart:
     """Nodes of one kind on the critical path: their kind and number, and their seconds with the
-    waits before them."""
+    waits before them. The scheduler of a server, for which devices wait at the end of a step, has
+    no node."""
 
     cls: str
     phase: str
@@ -241,6 +242,8 @@ def _path(step: StepTime) -> tuple[PathPart, ...]:
         key = link.owner.name, link.node.phase, link.node.kind, link.part
         nodes[key] += 1
         times[key] += link.time
+    if step.scheduler:  # no node waits for it
+        times[step.slowest.name, "", SCHEDULER, SCHEDULER] = step.scheduler
     order = sorted(times, key=lambda key: (-times[key], key))
     return tuple(PathPart(*key, nodes[key], times[key] / PICOSECONDS) for key in order)
 

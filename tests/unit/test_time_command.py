@@ -67,6 +67,22 @@ def test_distances_of_patches_are_no_tokens(tmp_path: Path) -> None:
     assert timed(f"{tmp_path} --machine h100-sxm --no-levers --set B=8")["tokens"] is None
 
 
+@pytest.mark.parametrize("stack", ["ideal", "sglang", "vllm"])
+def test_the_critical_path_adds_up_to_a_step_of_serving(stack: str) -> None:
+    """With the time for which devices wait for the scheduler, as the breakdown has it."""
+    words = "--serve", "decode", "--batch", "1", "--context", "8", "--set", "L=1", "--stack", stack
+    ran = stagec("time", "llama3-8b", *words, "--machine", "h100-sxm", "--no-levers", "--json")
+    step = json.loads(ran.out)
+    path = sum(part["seconds"] for part in step["critical_path"])
+    assert (
+        path
+        == pytest.approx(step["step_seconds"])
+        == pytest.approx(sum(step["breakdown"].values()))
+    )
+    waits = [p["seconds"] for p in step["critical_path"] if p["part"] == "scheduler"]
+    assert sum(waits) == pytest.approx(step["breakdown"].get("scheduler", 0))
+
+
 def test_a_step_that_hosts_hold_up_says_so() -> None:
     """Of small work, on a machine whose hosts are known to be slow; not of large."""
     words = "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"
