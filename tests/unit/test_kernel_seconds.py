@@ -390,6 +390,20 @@ def test_a_large_product_of_amd_has_the_measured_rate(
     assert 2 * np.prod(shape) / seconds / 1e12 == pytest.approx(measured, rel=0.04)
 
 
+@pytest.mark.parametrize("machine", ["mi300x", "h20", "b200"])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336)])
+def test_sustained_load_sets_in_gradually(machine: str, n: int, k: int) -> None:
+    """Four rows more never take a quarter longer than a device that loses nothing needs more, and
+    from where computing takes as long as moving the share of a product is that of the device."""
+    lossy = load_machine(machine).changed({"efficiency.sustained.products": 0.5})
+    kernels = [product(m, n, k) for m in range(4, 2048, 4)]
+    factors = seconds_in_step(lossy, kernels) / kernel_seconds(lossy, kernels)
+    assert np.all(np.diff(factors) >= 0)
+    assert np.all(np.diff(factors) < 0.25)
+    assert factors[0] == 1
+    assert factors[-1] == pytest.approx(2)
+
+
 def test_a_narrower_type_without_a_rate_has_that_of_a_type_of_as_many_bits() -> None:
     c = MatmulEfficiency(rate={"bf16": 0.8, "f8e4m3": 0.7})
     actual = [c.of(t) for t in ("bf16", "f16", "f8e5m2", "i8", "f4e2m1")]

@@ -48,6 +48,8 @@ _TILE = 256 * 128
 _NONE = 1e-30
 #: Keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
 _KEYS = 128
+#: Computing over moving up to which a kernel does not heat the device.
+_COOL = 1 / 4
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 
@@ -69,15 +71,15 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     """Seconds of each kernel on a device under sustained load, whose clocks drop: products and
     attention keep the share `efficiency.sustained` of their speed. Kernels that mostly wait for
-    memory, as in decode, heat the device less and keep all of it."""
+    memory, as in decode, heat the device less and keep more of it (`_busy`)."""
     seconds = kernel_seconds(machine, kernels)
     efficiency = machine.efficiency
     if efficiency.kernels == "roofline":
         return seconds
-    bound = np.array([_is_bound_by_units(machine, k) for k in kernels], dtype=bool)
     kept = efficiency.sustained
     share = np.array([kept.experts if _is_grouped(k) else 1.0 for k in kernels])
-    return np.where(bound, seconds / (kept.products * share), seconds)
+    busy = np.array([_busy(machine, k) for k in kernels], dtype=float)
+    return seconds * (1 + busy * (1 / (kept.products * share) - 1))
 
 
 def _is_grouped(kernel: Kernel) -> bool:
@@ -87,13 +89,15 @@ def _is_grouped(kernel: Kernel) -> bool:
     return kernel.form == EXPERTS and kernel.extents[0] > 1
 
 
-def _is_bound_by_units(machine: Machine, kernel: Kernel) -> bool:
-    """Whether a product or attention computes for at least a quarter of the time in which it moves
-    its bytes, both at peak rates."""
+def _busy(machine: Machine, kernel: Kernel) -> float:
+    """How much of the loss of sustained load a product or attention has: none if it computes for
+    less than a quarter of the time in which it moves its bytes, both at peak rates, all of it if
+    for as long or longer, and a linear share between these (an assumption)."""
     if kernel.kind == "memory":
-        return False
+        return 0.0
     moving = kernel.bytes / machine.memory.bandwidth.value
-    return 4 * kernel.flops / peak(machine, kernel.dtype) >= moving
+    computing = kernel.flops / peak(machine, kernel.dtype)
+    return min(max((computing / max(moving, _NONE) - _COOL) / (1 - _COOL), 0.0), 1.0)
 
 
 def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel]) -> Floats:
