@@ -8,7 +8,7 @@ become one call where a strategy asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stagec.api import (
     Attr,
@@ -84,7 +84,8 @@ def coalesce(module: Module) -> None:
                 _merge_statistics(region)
             outside = ends and not region.owner.has(Repeats)  # a block may have loops of its own
             blocks = next(filter(_is_backward_blocks, region.ops), None) if outside else None
-            _merge_reductions(region, bucket, blocks, whole=strategy.zero == 1)
+            if waves := _waves(region):
+                _merge_reductions(region, waves, bucket, blocks, whole=strategy.zero == 1)
             _merge_updates(region)
         if bucket and strategy.one(BucketRule).copies:
             _add_buckets(func)
@@ -218,7 +219,12 @@ def _is_backward_blocks(op: Operation) -> bool:
 
 
 def _merge_reductions(
-    region: Region, bucket: int, blocks: Operation | None, *, whole: bool
+    region: Region,
+    waves: Mapping[Operation, int],
+    bucket: int,
+    blocks: Operation | None,
+    *,
+    whole: bool,
 ) -> None:
     """Move the reductions of gradients, and the ops after them, to the end of backward, wave by
     wave. With `blocks` (a repeat), reductions of gradients that are made before it move to its
@@ -228,7 +234,6 @@ def _merge_reductions(
     The wave of a collective is the number of earlier collectives on its gradient. The collectives
     of one wave are merged.
     """
-    waves = _waves(region)
     end = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
     ends = dict.fromkeys(waves, end)
     for op in waves:

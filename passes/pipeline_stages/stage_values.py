@@ -233,8 +233,8 @@ class StageValues:
                 if value.producer is not None and value.producer.parent is self.sections.body:
                     self.get(value, region)
         region.append(new)
-        floats = op.parent is self.sections.body and not self.sections.slots[op]
-        if "phase" not in attrs and not floats and new.phase != op.phase:
+        is_placed = op.parent is self.sections.body and self.sections.slots[op]
+        if is_placed and new.phase != op.phase:  # inner operations have the phase of the outer one
             new.attrs["phase"] = op.phase
         if op.region is not None:
             self._copy_region(op.region, new.make_region(), inside)

@@ -97,13 +97,15 @@ class _Counts:
     def moments(self, run: MemoryRun) -> Ints:
         """The live buffers of each kind at each moment of a run that may be the peak, without those
         from before the run, in order."""
-        live = [0] * self._kinds
+        live, is_new = [0] * self._kinds, True
         rows: dict[tuple[int, ...], None] = {}
         for step, ends in run:
             self._add(live, step.made, 1)
-            if step.counts:
+            is_new = is_new or bool(step.made)
+            if step.counts and is_new:
                 rows[tuple(live)] = None
             self._add(live, ends, -1)
+            is_new = bool(ends) or (is_new and not step.counts)
         return np.array([*rows], dtype=np.int64).reshape(-1, len(live))
 
 

@@ -92,9 +92,11 @@ def erase_unused(region: Region) -> int:
 def _is_used(op: Operation) -> bool:
     """Whether a result is used. For a stack of several kinds of layers, a use of any member outside
     of the stack counts, since members pass values to each other."""
-    members = stack_of(op).members
+    members = stack_of(op).members if "order" in op.attrs else (op,)
+    if len(members) == 1:
+        return any(v.uses for v in op.results)
     users = (user for member in members for v in member.results for user, _ in v.uses)
-    return any(len(members) == 1 or user not in members for user in users)
+    return any(user not in members for user in users)
 
 
 def _computes_only(op: Operation) -> bool:
