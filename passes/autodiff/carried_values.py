@@ -28,8 +28,8 @@ from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import carried, enclosing
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.sharding.recompute import take_recompute
-from stagec.sharding.strategy import RecomputeRule
 
 PASS = "recompute"
 

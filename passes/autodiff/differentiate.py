@@ -55,12 +55,12 @@ from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.carried_values import hand_over, pin_again
 from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.reductions import PASS, GradientReductions, cast_once, where_made
 from stagec.sharding.gathers import is_of_parameter
-from stagec.sharding.strategy import RecomputeRule
 
 
 class Differentiate(Pass):

@@ -26,8 +26,8 @@ from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, FLOATS, PARAMETERS
 from stagec.ir_spec.ops.parts import Arrive, Depart, arrive, depart
 from stagec.ir_spec.strategy.part import MAIN, PartRule
+from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.passes.parts.cut_layers import cut_layers
-from stagec.sharding.strategy import PipelineRule
 from stagec.support.suggest import did_you_mean
 
 #: The schedule of pipeline stages that run ahead of another part.

@@ -19,8 +19,8 @@ from stagec.api import AxisUse, Builder, Module, TensorType, Value, axis_size, e
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.facts import divisible
+from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.sharding.assumptions import Assumptions
-from stagec.sharding.strategy import PipelineRule
 
 #: The dimension that is split for a message, and the axes over which it is split.
 _Cut = tuple[int, tuple[str, ...]]

@@ -7,10 +7,9 @@ from dataclasses import replace
 from stagec.api import Module, Operation, Pass, Phase, error, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.attention_base import AttentionOp
-from stagec.ir_spec.strategy.recompute import RECOMPUTE
+from stagec.ir_spec.strategy.recompute import RECOMPUTE, RecomputeRule
 from stagec.ir_spec.strategy.selective import SelectiveRule
 from stagec.sharding.recompute import recompute_attrs
-from stagec.sharding.strategy import RecomputeRule
 from stagec.support.suggest import did_you_mean
 
 

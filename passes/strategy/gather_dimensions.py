@@ -16,11 +16,11 @@ from stagec.api import (
     symbol,
 )
 from stagec.ir.builder import RawAttr
+from stagec.ir_spec.strategy.gather import GatherRule
 from stagec.ir_spec.strategy.moe import GATHER, MoeRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.special_factors import special_ops
-from stagec.sharding.strategy import GatherRule
 
 PIN = "stg.sharding_constraint"
 

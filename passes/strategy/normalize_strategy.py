@@ -6,7 +6,8 @@ from __future__ import annotations
 from stagec.api import DiagnosticList, Module, Pass, Phase, Region, Strategy, read_strategy
 from stagec.ir.bind import drop_unit_axes
 from stagec.ir_spec.strategy.gather import GatherRule
-from stagec.sharding.strategy import PipelineRule, SplitRule
+from stagec.ir_spec.strategy.pipeline import PipelineRule
+from stagec.ir_spec.strategy.split import SplitRule
 from stagec.support.suggest import did_you_mean
 
 

@@ -20,9 +20,9 @@ from stagec.api import (
 from stagec.ir_spec.ops.attention_core import key_rows
 from stagec.ir_spec.ops.ring_work import alignment
 from stagec.ir_spec.strategy.kernels import KernelsRule
+from stagec.ir_spec.strategy.ring import RingRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.special_factors import special_ops
-from stagec.sharding.strategy import RingRule
 
 
 class RingAttention(Pass):

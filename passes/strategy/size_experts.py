@@ -21,9 +21,9 @@ from stagec.api import (
 from stagec.ir.expr import UnboundError
 from stagec.ir.infer import infer_again
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.strategy.expert_load import ExpertLoadRule
 from stagec.ir_spec.strategy.moe import GATHER, MoeRule
 from stagec.ir_spec.strategy.routing import SPREAD, RoutingRule
-from stagec.sharding.strategy import ExpertLoadRule
 
 
 class SizeExperts(Pass):

@@ -23,9 +23,9 @@ from stagec.ir.infer import forget_types, infer_op
 from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED
 from stagec.ir_spec.ops.parts import Arrive
+from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.stages import cut, pipeline_attrs, read_pipeline
-from stagec.sharding.strategy import PipelineRule
 
 
 class SplitMicrobatches(Pass):

@@ -87,7 +87,8 @@ class Assumptions:
             remedy = _choices(sizes, divisor, common, tried)
             padded = any(size.symbol_name in WIDTHS for size in sizes) and below != const(1)
             whole = self._whole_experts(sizes, tried // evaluate(below, env)) if padded else ""
-            whole += ", or --whole-shared-experts" if _all_shared(sizes) else ""
+            shared = all(size.symbol_name == SHARED_WIDTH for size in sizes)
+            whole += ", or --whole-shared-experts" if shared else ""
             return f"{remedy}{whole}, or --pad-widths {below}" if padded else remedy
         remedy = f"choose {sizes[0]} as a multiple of {tried}"
         if (capacity := self._capacity()) is not None:
@@ -122,15 +123,8 @@ class Assumptions:
             self._declared = Operation(definition, loc=made_by(self._by, self._loc))
             root.insert(1 + max(places, default=-1), self._declared)
         before = self._declared.attrs.get("relations", ())
-        self._declared.attrs["relations"] = (
-            *(before if isinstance(before, tuple) else ()),
-            relation,
-        )
-
-
-def _all_shared(sizes: Sequence[Expr]) -> bool:
-    """Whether it is only shared experts that do not divide."""
-    return all(size.symbol_name == SHARED_WIDTH for size in sizes)
+        given = before if isinstance(before, tuple) else ()
+        self._declared.attrs["relations"] = (*given, relation)
 
 
 def _known_sizes(module: Module) -> dict[Expr, list[Expr]]:

@@ -12,22 +12,16 @@ from stagec.support.diagnostics import error
 def is_of_parameter(value: Value) -> bool:
     """Whether a value is a parameter, possibly cast, viewed or gathered."""
     op = value.producer
-    if op is None or not op.operands or not (_moves(op) or op.has(Recasts) or op.has(View)):
+    if op is None or not op.operands:
         return is_parameter(value)
-    return is_of_parameter(op.operands[0])
-
-
-def _moves(op: Operation) -> bool:
-    return isinstance(op.definition, AllGather)
+    whole = isinstance(op.definition, AllGather) or op.has(Recasts) or op.has(View)
+    return is_of_parameter(op.operands[0]) if whole else is_parameter(value)
 
 
 def gathers_of(region: Region) -> list[Operation]:
     """The gathers of parameters directly in a region."""
-    return [
-        op
-        for op in region.ops
-        if isinstance(op.definition, AllGather) and is_parameter(op.operands[0])
-    ]
+    gathers = [op for op in region.ops if isinstance(op.definition, AllGather)]
+    return [op for op in gathers if is_parameter(op.operands[0])]
 
 
 def single_gathers_of(region: Region) -> list[Operation]:

@@ -9,14 +9,14 @@ from itertools import takewhile
 from stagec.ir.core import Operation
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.facts import Facts
-from stagec.ir.traits import Repeats
+from stagec.ir.rewrite import carried
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.sharding.assignment import (
     accepted_splits,
     distribute,
     handed_on,
     read_assignment,
-    split_of,
+    required_splits,
     unreduced,
     untrue_parts,
 )
@@ -26,8 +26,7 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
     """Place the results of an op by the placements of its operands."""
     rule = op.definition.rule(op)
     if rule is None:
-        for value, type_ in zip(op.results, op.definition.infer(op), strict=True):
-            value.type = type_
+        op.infer()
         return
     sizes = factor_sizes(op, rule)
     places: dict[str, tuple[str, ...]] = {}
@@ -42,9 +41,7 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
     for i, value in enumerate(op.results):
         axes = unreduced(op, rule, i, places)
         partial = Partial(rule.reduction, axes) if axes else None
-        value.type = value.tensor.with_splits(
-            [split_of(g, places) for g in rule.results[i]], partial
-        )
+        value.type = value.tensor.with_splits(required_splits(rule.results[i], places), partial)
 
 
 def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) -> Iterator[str]:
@@ -52,11 +49,8 @@ def implicit_moves(op: Operation, facts: Facts, deferred: tuple[str, ...] = ()) 
     if op.region is not None:
         yield from _bound_otherwise(op)
     rule = op.definition.rule(op)
-    if (
-        rule is None
-        or not rule.operands
-        or not all(isinstance(v.type, TensorType) for v in op.operands)
-    ):
+    typed = all(isinstance(v.type, TensorType) for v in op.operands)
+    if rule is None or not rule.operands or not typed:
         return
     assignment = read_assignment(op, rule, factor_sizes(op, rule), facts, deferred)
     alone = handed_on(op, rule, deferred)
@@ -80,12 +74,9 @@ def _bound_otherwise(op: Operation) -> Iterator[str]:
     for arg, bound in zip(op.body.args, types, strict=True):
         if not _placed_alike(arg.type, bound):
             yield f"binds %{arg.name}: {arg.type} to a value that is {bound}"
-    if op.has(Repeats):
-        for arg, value in zip(
-            op.body.args[: op.integer("carry", 1)], op.body.terminator.operands, strict=False
-        ):
-            if not _placed_alike(arg.type, value.type):
-                yield f"carries %{arg.name} as {arg.type}, but yields %{value.name} as {value.type}"
+    for arg, value in zip(op.body.args[: carried(op)], op.body.terminator.operands, strict=False):
+        if not _placed_alike(arg.type, value.type):
+            yield f"carries %{arg.name} as {arg.type}, but yields %{value.name} as {value.type}"
 
 
 def _placed_alike(a: Type | None, b: Type | None) -> bool:

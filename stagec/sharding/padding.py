@@ -92,12 +92,9 @@ def pad_parameter(module: Module, param: Value, shard: PaddedShard, axes: tuple[
     """Give a parameter the type of its padded shards, and its users views without padding, in
     place."""
     whole = shard.type_of(param.tensor)
-    split = tuple(AxisUse(axis, AT_REST) for axis in axes)
-    first = shard.dims[0]
-    dims = (*whole.dims[:first], replace(whole.dims[first], split=split), *whole.dims[first + 1 :])
-    shape = param.tensor
-    _view_users(module, param, shard, shape, 0)
-    param.type = replace(whole, dims=dims, placed=True)
+    padded = Dim(shard.size, tuple(AxisUse(axis, AT_REST) for axis in axes))
+    _view_users(module, param, shard, param.tensor, 0)
+    param.type = replace(whole.with_dim(shard.dims[0], padded), placed=True)
 
 
 def _view_users(
@@ -109,14 +106,11 @@ def _view_users(
     compute = read_strategy(module).dtypes.compute
     direct: list[tuple[Operation, int]] = []
     for op, index in list(value.uses):
-        if op.has(Repeats) and index >= carried(op):
+        if op.region is not None:
             arg = op.body.args[index]
-            _view_users(module, arg, shard, shape, depth + 1)
-            arg.type = shard.type_of(arg.tensor, depth=depth + 1)
-        elif op.region is not None:
-            arg = op.body.args[index]
-            _view_users(module, arg, shard, shape, depth)
-            arg.type = shard.type_of(arg.tensor, depth=depth)
+            inside = depth + (op.has(Repeats) and index >= carried(op))
+            _view_users(module, arg, shard, shape, inside)
+            arg.type = shard.type_of(arg.tensor, depth=inside)
         elif op.has(Recasts) and op.text("to") == compute:
             _view(module, op.result, list(op.result.uses), shard, shape, depth)
             op.result.type = shard.type_of(op.result.tensor, depth=depth)
@@ -138,9 +132,7 @@ def _view(
     b = Builder.before(module.registry, _first([op for op, _ in users], value.region))
     padded = replace(shard.type_of(value.tensor.inner, depth=depth), role="")
     at, factors = shard.dims[0] - depth, [shape.dims[i].size for i in shard.dims]
-    joined = replace(
-        padded, dims=(*padded.dims[:at], Dim(product(factors)), *padded.dims[at + 1 :])
-    )
+    joined = padded.with_dim(at, Dim(product(factors)))
     attrs: dict[str, RawAttr] = {"dim": at, "size": product(factors), "again": True}
     view = b.value("stg.slice", [value], attrs, type=joined, hint=f"{value.name}_own")
     if len(factors) > 1:

@@ -23,6 +23,7 @@ from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.facts import Facts
 from stagec.ir.layers import entering
 from stagec.ir.module import Module
+from stagec.ir.rewrite import carried
 from stagec.ir.rule import Group, Shape
 from stagec.ir.traits import FinalGradient, HasRegion, Repeats, Terminates, View
 from stagec.ir.types import AxisUse, Partial, TensorType, axis_size
@@ -98,7 +99,7 @@ class Propagation:
     def _split_of_region_result(self, op: Operation, value: Value) -> list[Split]:
         if not op.has(Repeats):
             return self.split(op.body.terminator.operands[value.index])
-        if value.index < op.integer("carry", 1):
+        if value.index < carried(op):
             return self.split(op.body.args[value.index])
         return [(), *self.split(op.body.terminator.operands[value.index])]
 
@@ -142,12 +143,8 @@ class Propagation:
     def _check_pins(self, node: ShardedOp, value: Value, pin: TensorType) -> None:
         """Check that a pinned result and a pinned operand do not split one factor over different
         axes. Raises `DiagnosticError`."""
-        result = {
-            f: d.axes
-            for g, d in zip(node.rule.results[value.index], pin.dims, strict=True)
-            for f in g
-            if len(g) == 1
-        }
+        dims = zip(node.rule.results[value.index], pin.dims, strict=True)
+        result = {g[0]: d.axes for g, d in dims if len(g) == 1}
         if node.op.has(View):
             return  # constraints and gradients may change placements
         for operand, shape in zip(node.op.operands, node.rule.operands, strict=True):
@@ -166,17 +163,12 @@ class Propagation:
                     )
 
     def _sweep(self, priority: int) -> bool:
-        changed = False
-        for node in self._nodes.values():
-            changed |= self._forward(node, priority)
-        for arg in self._free:
-            changed |= self._carry(arg, priority)
-        for arg in self._pinned:
-            if any(d.open for d in arg.tensor.dims):
-                changed |= self._open_up(arg, priority)
-        for node in reversed(self._nodes.values()):
-            changed |= self._backward(node, priority)
-        return changed
+        changed = [self._forward(node, priority) for node in self._nodes.values()]
+        changed += [self._carry(arg, priority) for arg in self._free]
+        opened = [arg for arg in self._pinned if any(d.open for d in arg.tensor.dims)]
+        changed += [self._open_up(arg, priority) for arg in opened]
+        changed += [self._backward(node, priority) for node in reversed(self._nodes.values())]
+        return any(changed)
 
     def _forward(self, node: ShardedOp, priority: int) -> bool:
         offers: list[Offer] = []
@@ -190,10 +182,8 @@ class Propagation:
         return self._take(node, self._best(node, offers, priority), priority)
 
     def _take(self, node: ShardedOp, offers: Iterable[Offer], priority: int) -> bool:
-        changed = False
-        for offer in offers:
-            changed |= self._offer(node, offer.group, offer.split, priority)
-        return changed
+        changed = [self._offer(node, o.group, o.split, priority) for o in offers]
+        return any(changed)
 
     def _best(self, node: ShardedOp, offers: list[Offer], priority: int) -> list[Offer]:
         """The offers in the order that moves the fewest bytes; in the given order if none excludes
@@ -320,17 +310,15 @@ class Propagation:
             return self._wanted_by_region(owner, index)
         returns = owner.body.returns
         declared = returns[index] if index < len(returns) else None
-        return (
-            [d.split for d in declared.dims]
-            if isinstance(declared, TensorType) and declared.placed
-            else None
-        )
+        if isinstance(declared, TensorType) and declared.placed:
+            return [d.split for d in declared.dims]
+        return None
 
     def _wanted_by_region(self, owner: Operation, index: int) -> list[Split] | None:
         """The splits for a value that a region yields: those of the carried argument, or those that
         the users of the result need."""
         repeats = owner.has(Repeats)
-        if repeats and index < owner.integer("carry", 1):
+        if index < carried(owner):
             return self.split(owner.body.args[index])
         for user, slot in owner.results[index].uses:
             wanted = self._wanted(user, slot)
@@ -342,10 +330,8 @@ class Propagation:
         """Extend the splits of a carried argument by those of its initial value, of the yielded
         value, and of its users."""
         owner = arg.region.owner
-        sources = [
-            self.split(owner.operands[arg.index]),
-            self.split(owner.body.terminator.operands[arg.index]),
-        ]
+        ends = owner.operands[arg.index], owner.body.terminator.operands[arg.index]
+        sources = [self.split(value) for value in ends]
         sources += [w for op, i in arg.uses if (w := self._wanted(op, i)) is not None]
         now = self._free[arg]
         before = list(now)
@@ -353,11 +339,8 @@ class Propagation:
             for d, split in enumerate(source):
                 for use in split[len(now[d]) :]:
                     taken = {u.axis for s in now for u in s}
-                    if (
-                        use.priority <= priority
-                        and use.axis not in taken
-                        and split[: len(now[d])] == now[d]
-                    ):
+                    free = use.priority <= priority and use.axis not in taken
+                    if free and split[: len(now[d])] == now[d]:
                         now[d] = (*now[d], use)
         return now != before
 
@@ -377,10 +360,9 @@ class Propagation:
     def _offer_dims(
         self, node: ShardedOp, shape: tuple[Group, ...], splits: list[Split], priority: int
     ) -> bool:
-        changed = False
-        for group, split in zip(shape, splits, strict=True):
-            changed |= self._offer(node, group, split, priority)
-        return changed
+        dims = zip(shape, splits, strict=True)
+        changed = [self._offer(node, group, split, priority) for group, split in dims]
+        return any(changed)
 
     def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
         """Split the factors of a dimension as offered, as far as priority, rule and other factors
@@ -391,10 +373,9 @@ class Propagation:
         if not split:
             return False
         by_axis = {u.axis: u for u in split}
-        changed = False
-        for factor, axes in node.shares(group, tuple(by_axis), self._facts).items():
-            changed |= self._extend(node, factor, [by_axis[a] for a in axes])
-        return changed
+        shares = node.shares(group, tuple(by_axis), self._facts)
+        changed = [self._extend(node, f, [by_axis[a] for a in axes]) for f, axes in shares.items()]
+        return any(changed)
 
     def _extend(self, node: ShardedOp, factor: str, offered: list[AxisUse]) -> bool:
         now = node.axes.get(factor, ())
@@ -496,5 +477,4 @@ class Propagation:
 
 def is_carried(arg: Value) -> bool:
     """Whether an argument of a repeat is carried from iteration to iteration."""
-    owner = arg.region.owner
-    return owner.has(Repeats) and arg.index < owner.integer("carry", 1)
+    return arg.index < carried(arg.region.owner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stagec.ir.core import Attr, Operation
 from stagec.ir.expr import const
-from stagec.sharding.strategy import RecomputeRule
+from stagec.ir_spec.strategy.recompute import RecomputeRule
 
 
 def recompute_attrs(what: RecomputeRule) -> dict[str, Attr]:

@@ -3,7 +3,7 @@ conflicting offers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, pairwise, permutations
@@ -93,12 +93,11 @@ class ShardedOp:
         return not self.exact or self._pinned(factor, axis)
 
     def _pinned(self, factor: str, axis: str) -> bool:
-        dims = [
-            (group, d)
-            for index, pin in self.wanted.items()
-            for group, d in zip(self.rule.results[index], pin.dims, strict=True)
-        ]
-        return any(factor in group and axis in d.axes for group, d in dims)
+        return any(factor in group and axis in d.axes for group, d in self._wanted_dims())
+
+    def _wanted_dims(self) -> Iterator[tuple[Group, Dim]]:
+        for index, pin in self.wanted.items():
+            yield from zip(self.rule.results[index], pin.dims, strict=True)
 
     def exactly(self, offer: Offer) -> bool:
         """Whether an offer agrees with the pins of the results."""
@@ -115,12 +114,8 @@ class ShardedOp:
 
     def pins(self) -> list[Offer]:
         """The splits of the pins, as offers."""
-        return [
-            Offer(min(u.priority for u in d.split), group, d.split)
-            for index, pin in self.wanted.items()
-            for group, d in zip(self.rule.results[index], pin.dims, strict=True)
-            if d.split
-        ]
+        split = ((group, d.split) for group, d in self._wanted_dims() if d.split)
+        return [Offer(min(u.priority for u in uses), group, uses) for group, uses in split]
 
     def orders(self, offers: list[Offer], priority: int) -> list[list[Offer]]:
         """The orders of offers that may lead to different placements, the given order first."""

@@ -13,6 +13,7 @@ gather of the rows between the two does not change this.
 from __future__ import annotations
 
 from stagec.ir.core import Operation, Region, Value
+from stagec.ir.rewrite import carried
 from stagec.ir.rule import Group, Rule
 from stagec.ir.traits import HasRegion, Repeats
 from stagec.support.diagnostics import error, note
@@ -65,13 +66,13 @@ class RowSources:
         owner = arg.region.owner
         if not owner.has(HasRegion) or arg.index >= len(owner.operands):
             return None
-        carried = not owner.has(Repeats) or arg.index < owner.integer("carry", 1)
-        return self.filler(owner.operands[arg.index], dim if carried else dim + 1)
+        sliced = owner.has(Repeats) and arg.index >= carried(owner)
+        return self.filler(owner.operands[arg.index], dim + sliced)
 
     def _left(self, op: Operation, value: Value, dim: int) -> Operation | None:
         """The filler of a result of an op with a region, from the value that the region yields."""
         inner = op.body.terminator.operands[value.index]
-        if not op.has(Repeats) or value.index < op.integer("carry", 1):
+        if not op.has(Repeats) or value.index < carried(op):
             return self.filler(inner, dim)
         return self.filler(inner, dim - 1) if dim else None
 

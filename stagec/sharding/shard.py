@@ -41,13 +41,9 @@ def shard_at_rest(
     for i in ranked:
         d = type_.dims[i]
         divisor = axis_size((*d.axes, *axes))
-        if (
-            facts.divides(divisor, d.size)
-            or _divides_numerically(d.size, divisor, env) is not False
-        ):
+        if facts.divides(divisor, d.size) or may_divide(d.size, divisor, env):
             split = (*d.split, *(AxisUse(a, AT_REST) for a in axes))
-            dims = (*type_.dims[:i], replace(d, split=split), *type_.dims[i + 1 :])
-            return replace(type_, dims=dims, placed=True), True
+            return replace(type_.with_dim(i, replace(d, split=split)), placed=True), True
     return type_, False
 
 
@@ -56,9 +52,9 @@ def _rank(dim: Dim, preferred: list[str]) -> tuple[bool, bool, int]:
     return dim.size.value is not None, bool(dim.split), preferred.index(str(dim.size))
 
 
-def _divides_numerically(size: Expr, divisor: Expr, env: Mapping[str, int]) -> bool | None:
-    """Whether it divides for known values; None if a value is missing."""
+def may_divide(size: Expr, divisor: Expr, env: Mapping[str, int]) -> bool:
+    """Whether it divides for known values; assumed if a value is missing."""
     try:
         return ask(Divides(divisor, size), env)
     except UnboundError:
-        return None
+        return True

@@ -13,13 +13,13 @@ from stagec.ir.expr import ZERO, Expr, UnboundError, const, evaluate
 from stagec.ir.layers import stack_of
 from stagec.ir.module import Module
 from stagec.ir.order import LayerOrder, compact
-from stagec.ir.queries import Divides, ask
 from stagec.ir.traits import Accumulates
+from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.schedule.action import Placement, StageChunk
 from stagec.schedule.attached import schedule_of, schedules_of
 from stagec.schedule.base import Schedule
 from stagec.schedule.validate import prove
-from stagec.sharding.strategy import PipelineRule
+from stagec.sharding.shard import may_divide
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN, Loc, file_loc
 
@@ -139,7 +139,8 @@ def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> li
             remedy="write the layers as an stg.repeat, or leave the pipeline out",
         )
     parts, whole = pipeline.parts, [op.expr("count") for op in repeats]
-    if len(whole) == 1 and not pipeline.rule.layers and _divides(module, whole[0], parts):
+    alone = len(whole) == 1 and not pipeline.rule.layers
+    if alone and may_divide(whole[0], const(parts), module.env):
         pieces = [ModelPiece((whole[0] / parts,), frozenset()) for _ in range(parts)]
     else:
         pieces = _numbered(module, pipeline, repeats)
@@ -153,14 +154,6 @@ def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> li
     sections[0].add(0)
     sections[-1].add(2 * len(whole))
     return [replace(p, sections=frozenset(s)) for p, s in zip(pieces, sections, strict=True)]
-
-
-def _divides(module: Module, count: Expr, parts: int) -> bool:
-    """Whether the layers divide; assumed if the count has no value."""
-    try:
-        return ask(Divides(const(parts), count), module.env)
-    except UnboundError:
-        return True
 
 
 def _numbered(

@@ -42,17 +42,6 @@ from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.support.diagnostics import error
 from stagec.support.source import UNKNOWN, Loc
 
-__all__ = [
-    "ExpertLoadRule",
-    "GatherRule",
-    "PipelineRule",
-    "RecomputeRule",
-    "RingRule",
-    "SplitRule",
-    "Strategy",
-    "read_strategy",
-]
-
 S = TypeVar("S", bound=Record)
 
 

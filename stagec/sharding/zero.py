@@ -68,9 +68,8 @@ class Sharder:
         every = total(p.tensor.elements for p in self._module.parameters())
         if not every.symbols <= env.keys():
             return Fraction(0)
-        return Fraction(
-            sum(evaluate(p.tensor.elements, env) for p in self._whole), evaluate(every, env)
-        )
+        left = sum(evaluate(p.tensor.elements, env) for p in self._whole)
+        return Fraction(left, evaluate(every, env))
 
 
 def _repeat_counts(module: Module) -> frozenset[str]:

@@ -173,13 +173,10 @@ class _Resolver:
             )
         region.returns = syntax.returns
         for arg in syntax.args:
-            self._arg(region, arg, scope)
+            value = region.add_arg(arg.name.text, arg.type, arg.name.loc)
+            self._define(value, arg.name.loc, scope)
         for child in syntax.ops:
             region.append(self.op(child, scope))
-
-    def _arg(self, region: Region, arg: ArgSyntax, scope: _Scope) -> None:
-        value = region.add_arg(arg.name.text, arg.type, arg.name.loc)
-        self._define(value, arg.name.loc, scope)
 
 
 def _parameters(definition: OpDef, syntax: OpSyntax) -> Iterator[tuple[str, Attr, FileLoc]]:

@@ -71,13 +71,9 @@ def type_text(type_: Type | None) -> str:
     """A type in generic form."""
     if type_ is None:
         return "!stg.unknown"
-    if not isinstance(type_, TensorType):
-        return (
-            f"!stg.{type_}"
-            if _BARE.fullmatch(str(type_))
-            else f"!stg.opaque<{_string(str(type_))}>"
-        )
     text = str(type_)
+    if not isinstance(type_, TensorType):
+        return f"!stg.{text}" if _BARE.fullmatch(text) else f"!stg.opaque<{_string(text)}>"
     return f"!stg.tensor<{text if text.isascii() else _string(text)}>"
 
 

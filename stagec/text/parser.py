@@ -85,11 +85,8 @@ def _syntax(source: Source) -> OpSyntax:
         limit = e.orig_exc if isinstance(e, VisitError) else e
         if not isinstance(limit, SyntaxLimitError):
             raise
-        loc = (
-            _loc(source.name, limit.token)
-            if isinstance(limit.token, Token)
-            else FileLoc(source.name, 1, 1)
-        )
+        start = FileLoc(source.name, 1, 1)
+        loc = _loc(source.name, limit.token) if isinstance(limit.token, Token) else start
         raise error(limit.message, loc, remedy=limit.remedy or _SYNTAX_REMEDY) from None
 
 
@@ -220,10 +217,8 @@ class _Builder(Transformer):
     def positional(self, value):
         self._boundary()
         first = self._first
-        return "positional", (
-            value,
-            _loc(self.file, first) if first is not None else FileLoc(self.file, 1, 1),
-        )
+        loc = _loc(self.file, first) if first is not None else FileLoc(self.file, 1, 1)
+        return "positional", (value, loc)
 
     def string(self, token) -> Attr:
         self._mark(token)

@@ -79,13 +79,10 @@ class _Printer:
         flags = [n for n, v in op.attrs.items() if v is True]
         declared = [p.name for p in definition.params if p.name in op.attrs]
         rest = [n for n in (*declared, *op.attrs) if n not in positional and n not in flags]
-        parts = [
-            attr_text(op.attrs[n]) if not _is_list(op, n) else _spread(op, n) for n in positional
-        ]
+        parts = [_spread(op, n) if _is_list(op, n) else attr_text(op.attrs[n]) for n in positional]
         if definition.has(OpenParams):  # declarations keep their order
-            parts += [
-                n if op.attrs[n] is True else _named(op, n) for n in op.attrs if n not in positional
-            ]
+            named = [n for n in op.attrs if n not in positional]
+            parts += [n if op.attrs[n] is True else _named(op, n) for n in named]
         else:
             parts += flags + [_named(op, n) for n in dict.fromkeys(rest)]
         return f"[{', '.join(parts)}]" if parts else ""
@@ -100,13 +97,8 @@ class _Printer:
         pad = "  " * (indent + 2)
         text = " "
         if args:
-            line = f"({', '.join(args)})"
-            text += (
-                line
-                if len(line) + 2 * indent < _WIDTH
-                else f"(\n{pad}" + f",\n{pad}".join(args) + ")"
-            )
-            text += " "
+            line, lines = f"({', '.join(args)})", f",\n{pad}".join(args)
+            text += f"{line} " if len(line) + 2 * indent < _WIDTH else f"(\n{pad}{lines}) "
         if region.returns:
             text += _types("-> ", region.returns) + " "
         body = [self.op_text(child, indent + 1) for child in region.ops]

@@ -22,7 +22,7 @@ from stagec.support.json_values import is_list, is_object, object_in
 if TYPE_CHECKING:
     from stagec.formats.base import Format
     from stagec.ir.opdef import Registry
-    from stagec.sharding.strategy import PipelineRule
+    from stagec.ir_spec.strategy.pipeline import PipelineRule
     from stagec.traces.recorded import Microbatches, RecordedJob, Recording
 
 
