@@ -2,172 +2,70 @@
 
 from __future__ import annotations
 
-from stagec.api import Plugin
+from collections.abc import Iterator
+from importlib import import_module
+
+from stagec.api import Pass, Plugin
 from stagec.ir_spec.builtin import BUILTIN
-from stagec.passes.autodiff.add_optimizer import AddOptimizer
-from stagec.passes.autodiff.differentiate import Differentiate
-from stagec.passes.cleanup.canonicalize import Canonicalize
-from stagec.passes.cleanup.eliminate_common_subexpressions import EliminateCommonSubexpressions
-from stagec.passes.cleanup.eliminate_dead_code import EliminateDeadCode
-from stagec.passes.cleanup.verify import Verify
-from stagec.passes.lower.emit import Emit
-from stagec.passes.lower.fuse_kernels import FuseKernels
-from stagec.passes.lower.lower_to_trace import LowerToTrace
-from stagec.passes.memory.offload_to_host import OffloadToHost
-from stagec.passes.memory.place_buffers import PlaceBuffers
-from stagec.passes.memory.plan_memory import PlanMemory
-from stagec.passes.partition.coalesce_collectives import CoalesceCollectives
-from stagec.passes.partition.copy_gradients import CopyGradients
-from stagec.passes.partition.hoist_reductions import HoistReductions
-from stagec.passes.partition.hold_inputs import HoldInputs
-from stagec.passes.partition.insert_collectives import InsertCollectives
-from stagec.passes.partition.keep_gathered_parameters import KeepGatheredParameters
-from stagec.passes.partition.keep_inputs import KeepInputs
-from stagec.passes.partition.keep_locals import KeepLocals
-from stagec.passes.partition.narrow_collectives import NarrowCollectives
-from stagec.passes.partition.propagate_sharding import PropagateSharding
-from stagec.passes.partition.record_expert_rows import RecordExpertRows
-from stagec.passes.partition.reorder_elements import ReorderElements
-from stagec.passes.partition.reshard_parameters import ReshardParameters
-from stagec.passes.partition.shard_units import ShardUnits
-from stagec.passes.partition.sort_expert_rows import SortExpertRows
-from stagec.passes.partition.whole_gradients import WholeGradients
-from stagec.passes.parts.connect_parts import ConnectParts
-from stagec.passes.parts.cut_part import CutPart
-from stagec.passes.parts.run_ahead import RunAhead
-from stagec.passes.pipeline_stages.gather_parameters_once import GatherParametersOnce
-from stagec.passes.pipeline_stages.keep_stage_values import KeepStageValues
-from stagec.passes.pipeline_stages.retain_graphs import RetainGraphs
-from stagec.passes.pipeline_stages.split_stages import SplitStages
-from stagec.passes.pipeline_stages.split_weight_gradients import SplitWeightGradients
-from stagec.passes.serving.absorb_latent import AbsorbLatent
-from stagec.passes.serving.copy_experts import CopyExperts
-from stagec.passes.serving.draft_ahead import DraftAhead
-from stagec.passes.serving.draft_tokens import DraftTokens
-from stagec.passes.serving.gather_logits import GatherLogits
-from stagec.passes.serving.hand_over import HandOver
-from stagec.passes.serving.quantize_weights import QuantizeWeights
-from stagec.passes.serving.sample_tokens import SampleTokens
-from stagec.passes.serving.share_ranks import ShareRanks
-from stagec.passes.serving.to_serving import ToServing
-from stagec.passes.serving.verify_drafts import VerifyDrafts
-from stagec.passes.shapes.bind import Bind
-from stagec.passes.shapes.infer_shapes import InferShapes
-from stagec.passes.shapes.inline import Inline
-from stagec.passes.strategy.add_dropout import AddDropout
-from stagec.passes.strategy.add_lora import AddLora
-from stagec.passes.strategy.autocast import Autocast
-from stagec.passes.strategy.choose_recompute import ChooseRecompute
-from stagec.passes.strategy.exchange_dimensions import ExchangeDimensions
-from stagec.passes.strategy.expand_attention import ExpandAttention
-from stagec.passes.strategy.expand_kernels import ExpandKernels
-from stagec.passes.strategy.expand_loss import ExpandLoss
-from stagec.passes.strategy.freeze_parameters import FreezeParameters
-from stagec.passes.strategy.fuse_attention import FuseAttention
-from stagec.passes.strategy.gather_dimensions import GatherDimensions
-from stagec.passes.strategy.insert_fp8_casts import InsertFp8Casts
-from stagec.passes.strategy.normalize_strategy import NormalizeStrategy
-from stagec.passes.strategy.overlap_batches import OverlapBatches
-from stagec.passes.strategy.pad_dimensions import PadDimensions
-from stagec.passes.strategy.pad_vocabulary import PadVocabulary
-from stagec.passes.strategy.place_values import PlaceValues
-from stagec.passes.strategy.ring_attention import RingAttention
-from stagec.passes.strategy.separate_attention import SeparateAttention
-from stagec.passes.strategy.serve_lora import ServeLora
-from stagec.passes.strategy.set_element_types import SetElementTypes
-from stagec.passes.strategy.shard_parameters import ShardParameters
-from stagec.passes.strategy.size_experts import SizeExperts
-from stagec.passes.strategy.split_microbatches import SplitMicrobatches
+
+#: The modules of passes by folder, in the order in which passes are listed.
+_MODULES = """
+    shapes: inline infer_shapes
+    parts: cut_part
+    serving: to_serving absorb_latent draft_tokens verify_drafts draft_ahead sample_tokens
+        gather_logits
+    strategy: pad_vocabulary pad_dimensions normalize_strategy add_lora serve_lora
+        freeze_parameters add_dropout set_element_types fuse_attention expand_kernels
+        expand_attention expand_loss autocast insert_fp8_casts
+    serving: copy_experts quantize_weights
+    strategy: size_experts overlap_batches separate_attention choose_recompute
+        split_microbatches place_values shard_parameters gather_dimensions exchange_dimensions
+        ring_attention
+    autodiff: differentiate add_optimizer
+    parts: run_ahead
+    partition: propagate_sharding whole_gradients insert_collectives hoist_reductions
+        narrow_collectives sort_expert_rows keep_gathered_parameters shard_units
+        record_expert_rows
+    pipeline_stages: split_weight_gradients split_stages gather_parameters_once retain_graphs
+        keep_stage_values
+    partition: coalesce_collectives reshard_parameters copy_gradients reorder_elements
+        keep_inputs keep_locals hold_inputs
+    serving: hand_over
+    parts: connect_parts
+    serving: share_ranks
+    memory: offload_to_host plan_memory place_buffers
+    lower: fuse_kernels lower_to_trace emit
+    shapes: bind
+    cleanup: canonicalize eliminate_common_subexpressions eliminate_dead_code verify
+"""
+
+
+def _passes() -> Iterator[type[Pass]]:
+    """The pass that each module defines."""
+    folder = ""
+    for word in _MODULES.split():
+        if word.endswith(":"):
+            folder = word.removesuffix(":")
+            continue
+        module = import_module(f"{__name__}.{folder}.{word}")
+        classes = (item for item in vars(module).values() if isinstance(item, type))
+        own = (item for item in classes if item.__module__ == module.__name__)
+        yield next(item for item in own if issubclass(item, Pass))
+
 
 PLUGIN = Plugin(
     name="builtin",
-    passes=(
-        Inline,
-        InferShapes,
-        CutPart,
-        ToServing,
-        AbsorbLatent,
-        DraftTokens,
-        VerifyDrafts,
-        DraftAhead,
-        SampleTokens,
-        GatherLogits,
-        PadVocabulary,
-        PadDimensions,
-        NormalizeStrategy,
-        AddLora,
-        ServeLora,
-        FreezeParameters,
-        AddDropout,
-        SetElementTypes,
-        FuseAttention,
-        ExpandKernels,
-        ExpandAttention,
-        ExpandLoss,
-        Autocast,
-        InsertFp8Casts,
-        CopyExperts,
-        QuantizeWeights,
-        SizeExperts,
-        OverlapBatches,
-        SeparateAttention,
-        ChooseRecompute,
-        SplitMicrobatches,
-        PlaceValues,
-        ShardParameters,
-        GatherDimensions,
-        ExchangeDimensions,
-        RingAttention,
-        Differentiate,
-        AddOptimizer,
-        RunAhead,
-        PropagateSharding,
-        WholeGradients,
-        InsertCollectives,
-        HoistReductions,
-        NarrowCollectives,
-        SortExpertRows,
-        KeepGatheredParameters,
-        ShardUnits,
-        RecordExpertRows,
-        SplitWeightGradients,
-        SplitStages,
-        GatherParametersOnce,
-        RetainGraphs,
-        KeepStageValues,
-        CoalesceCollectives,
-        ReshardParameters,
-        CopyGradients,
-        ReorderElements,
-        KeepInputs,
-        KeepLocals,
-        HoldInputs,
-        HandOver,
-        ConnectParts,
-        ShareRanks,
-        OffloadToHost,
-        PlanMemory,
-        PlaceBuffers,
-        FuseKernels,
-        LowerToTrace,
-        Emit,
-        Bind,
-        Canonicalize,
-        EliminateCommonSubexpressions,
-        EliminateDeadCode,
-        Verify,
-    ),
+    passes=tuple(_passes()),
     ops=BUILTIN,
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
-        "serve-lora,freeze-parameters,add-dropout,set-element-types,fuse-attention,expand-kernels,expand-attention,expand-loss,autocast,"
-        "quantize-weights,insert-fp8-casts,size-experts,overlap-batches,separate-attention,choose-recompute,split-microbatches,"
-        "place-values,"
+        "serve-lora,freeze-parameters,add-dropout,set-element-types,fuse-attention,expand-kernels,"
+        "expand-attention,expand-loss,autocast,quantize-weights,insert-fp8-casts,size-experts,"
+        "overlap-batches,separate-attention,choose-recompute,split-microbatches,place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
-        "partition": "propagate-sharding,whole-gradients,insert-collectives,"
-        "hoist-reductions,narrow-collectives,"
-        "sort-expert-rows,"
-        "shard-units,keep-gathered-parameters,record-expert-rows",
+        "partition": "propagate-sharding,whole-gradients,insert-collectives,hoist-reductions,"
+        "narrow-collectives,sort-expert-rows,shard-units,keep-gathered-parameters,"
+        "record-expert-rows",
         "stages": "split-weight-gradients,split-stages,gather-parameters-once,retain-graphs,"
         "keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"

@@ -36,6 +36,7 @@ from stagec.jobs.request.option import (
     AS_THERE,
     AnyText,
     CommandOption,
+    File,
     Kind,
     Switch,
     Whole,
@@ -422,7 +423,7 @@ def import_config(
         unknown, seen = _on("ignore_unknown", ignore_unknown), _on("images", images)
         ignored = keys["ignore"]
         return import_configuration(
-            str(config), session, ignored, images=seen, unknown=unknown
+            str(_read("config", File(), config)), session, ignored, images=seen, unknown=unknown
         ).text
 
 

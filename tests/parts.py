@@ -108,7 +108,7 @@ class Post:
     ) -> Iterator[tuple[str, int, int, int]]:
         """The other pod, the rank here and there, and the tag of each message of a rank."""
         other, rank = op.text("to") or op.text("source"), _rank(self.pods[pod], at)
-        tag = where.microbatch * op.integer("streams") + op.integer("stream")
+        tag = where.microbatch * op.integer("streams") + op.integer("stream") + where.layer
         for number in range(op.integer("first"), op.integer("first") + op.integer("ways")):
             yield other, rank, int(self.far[pod][other][number][rank]), tag
 

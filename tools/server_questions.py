@@ -45,9 +45,9 @@ HEADS = (
     *("as it estimates ours", "by its tables alone"),
     *("gain of disaggregation, its and ours", "CPU-s, its and ours"),
 )
-#: The factors by which aiconfigurator multiplies the rates of prefill and decode pools (its
-#: `rate_match_prefill_degradation` and `rate_match_decode_degradation`).
-PREFILL_FACTOR, DECODE_FACTOR = 0.9, 0.92
+#: The factor by which aiconfigurator multiplies the rates of pools that prefill (its
+#: `rate_match_prefill_degradation`); that of pools that decode is 0.92.
+PREFILL_FACTOR = 0.9
 #: The columns of aiconfigurator's estimate for the server that the search picked.
 ESTIMATE = ("estimated", "estimated_tpot_ms")
 #: Its names of quantized products, with one scale for activations, and with blocks of 16.

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, fraction
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
@@ -135,7 +135,7 @@ def gelu_steps(b: Builder, x: Value, form: str, hint: str) -> Value:
     share = b.value("stg.tanh", [curve], hint=f"{name}_tanh")
     one = b.value("stg.constant", attrs={"value": const(1)}, hint=f"{name}_one")
     row = letters(x.tensor.rank)
-    spec = {"spec": Quoted(f"{row},->{row}")}
+    spec = {"spec": f"{row},->{row}"}
     share = b.value("stg.add", [share, cast_to(b, one, x.tensor.dtype)], spec, hint=f"{name}_share")
     return b.value("stg.mul", [half, share], hint=hint)
 

@@ -13,9 +13,9 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule, parse_rule
+from stagec.ir.rule import Rule, make_rule, parse_rule
 from stagec.ir.traits import InPlace
-from stagec.ir_spec.ops.base import SPEC, Elementwise
+from stagec.ir_spec.ops.base import SPEC, Elementwise, pointwise
 from stagec.ir_spec.ops.structure import ratio
 
 
@@ -31,8 +31,7 @@ class AdafactorSquare(OpDef):
     example = "%s = stg.adafactor_square(%g) : f32[D, F]"
 
     def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{t}{',' * (len(op.operands) - 1)}->{t}")
+        return pointwise(op, scalars=len(op.operands) - 1)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         grad, *clip = args

@@ -142,10 +142,7 @@ class FlashAttention(_Flash):
         part = made is not None and isinstance(made.definition, RotaryEmbedding)
         if made is None or not part or "first" not in made.attrs or made.flag("by_token"):
             return None
-        types, names = [r.tensor for r in op.results], [r.name for r in op.results]
-        first, *others = b.op(
-            self.name, op.operands, {**op.attrs}, types=types, names=names
-        ).results
+        first, *others = self._with_operands(b, op, op.operands)
         return [b.value("stg.reorder", [first], hint=f"{first.name}_o"), *others]
 
     def _repeated_heads(
@@ -161,9 +158,14 @@ class FlashAttention(_Flash):
         if same(heads, groups) or on_rank(groups) == 1:
             return None
         rows = [b.value("stg.repeat_heads", [v], {"heads": heads}, hint=v.name) for v in shared]
-        operands, results = [q, *rows, *op.operands[3:]], op.results
-        types, names = [r.tensor for r in results], [r.name for r in results]
-        return b.op(self.name, operands, {**op.attrs}, types=types, names=names).results
+        return self._with_operands(b, op, [q, *rows, *op.operands[3:]])
+
+    def _with_operands(
+        self, b: Builder, op: Operation, operands: Sequence[Value]
+    ) -> Sequence[Value]:
+        """The results of the same attention of other operands."""
+        types, names = [r.tensor for r in op.results], [r.name for r in op.results]
+        return b.op(self.name, operands, op.attrs, types=types, names=names).results
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Keys and values of earlier tokens are cached; with a window or blocks, only as many as
@@ -184,10 +186,8 @@ class FlashAttention(_Flash):
                 remedy="serve a causal model",
             )
         span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)
-        rows = step.rows_of_latent(op.operands[1 : 1 + count]) or [
-            step.append(v, dim=2 if count == 1 else 1, span=span)
-            for v in op.operands[1 : 1 + count]
-        ]
+        new, dim = op.operands[1 : 1 + count], 2 if count == 1 else 1
+        rows = step.rows_of_latent(new) or [step.append(v, dim=dim, span=span) for v in new]
         for index, value in enumerate(rows, start=1):
             op.set_operand(index, value)
         op.attrs |= step.past_attr()

@@ -126,8 +126,8 @@ def seen_keys(op: Operation, q: int) -> Expr:
     most = [op.operands[-1].tensor.shape[-1]] if op.flag("selected") else []
     if "past" not in op.attrs:
         return columns.size
-    if not same(columns.size, op.expr("past") + rows.size):
-        most.append(op.expr("past") + rows.size)
+    if not same(columns.size, seen := op.expr("past") + rows.size):
+        most.append(seen)
     return call("min", [columns.size, *most]) if most else columns.size
 
 
@@ -150,12 +150,8 @@ def local_pairs(op: Operation, q: int, n: Sizes) -> Expr:
     rows, columns = key_rows(op, q)
     if is_plain(op) and not op.flag("causal"):
         return all_pairs(n)
-    if (
-        "past" not in op.attrs
-        and is_plain(op)
-        and same(rows.size, columns.size)
-        and same(n.get("t", n["s"]), rows.size)
-    ):
+    square = same(rows.size, columns.size) and same(n.get("t", n["s"]), rows.size)
+    if "past" not in op.attrs and is_plain(op) and square:
         return n["s"] * (rows.size + 1) / 2
     count = op.operands[-1].tensor.shape[-1] if op.flag("selected") else None
     whole = pairs(op, rows.size, columns.size, count)

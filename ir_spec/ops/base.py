@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import ClassVar, TypeVar, cast
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Attr, Operation, Quoted, Value
+from stagec.ir.core import Attr, Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.opdef import Grads, OpDef, Sizes
 from stagec.ir.param import Param
@@ -34,11 +34,12 @@ def no_gradient(op: Operation) -> None:
         )
 
 
-def pointwise(op: Operation, results: int = 1, *, linear: bool = False) -> Rule:
-    """The rule of an op whose operands and results all have the shape of operand 0."""
-    text, count = letters(op.operands[0].tensor.rank), len(op.operands)
-    joint = range(count) if linear else ()
-    return make_rule(",".join([text] * count) + "->" + ",".join([text] * results), linear=joint)
+def pointwise(op: Operation, results: int = 1, *, scalars: int = 0, linear: bool = False) -> Rule:
+    """The rule of an op whose operands and results all have the shape of operand 0, but for its
+    last operands, which are `scalars` scalars."""
+    text, count = letters(op.operands[0].tensor.rank), len(op.operands) - scalars
+    left, joint = [text] * count + [""] * scalars, range(count) if linear else ()
+    return make_rule(",".join(left) + "->" + ",".join([text] * results), linear=joint)
 
 
 def dimension(op: Operation, x: Value, default: int, most: int) -> int:
@@ -94,10 +95,10 @@ def gradients(
     return [*made, *[None] * (len(op.operands) - len(made))]
 
 
-def backwards(op: Operation) -> Quoted:
+def backwards(op: Operation) -> str:
     """The inverse of the op's rule, from the result to the operand."""
     (left,), (right,) = parse_rule(op.text("spec"))
-    return Quoted(f"{shape_text(right)}->{shape_text(left)}")
+    return f"{shape_text(right)}->{shape_text(left)}"
 
 
 class Elementwise(OpDef):

@@ -23,7 +23,7 @@ AHEAD = Param("ahead", "size", "rows that a cache keeps for tokens of further st
 
 def past_of(op: Operation) -> Expr:
     """The number of tokens that are cached before the step."""
-    return op.expr("past") if "past" in op.attrs else ZERO
+    return op.expr("past", ZERO)
 
 
 def first_key(op: Operation, queries: Expr, keys: Expr) -> Expr:
@@ -35,7 +35,7 @@ def first_key(op: Operation, queries: Expr, keys: Expr) -> Expr:
 
 def ahead_of(op: Operation) -> Expr:
     """The number of rows after those of the step."""
-    return op.expr("ahead") if "ahead" in op.attrs else ZERO
+    return op.expr("ahead", ZERO)
 
 
 class Append(OpDef):

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, product
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.index_rule import IndexRule
@@ -22,7 +22,7 @@ from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
 from stagec.ir.types import Dim, TensorType
-from stagec.ir_spec.ops.base import STATE, gradients, no_gradient
+from stagec.ir_spec.ops.base import STATE, gradients, no_gradient, stated
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.sequence_parts import from_parts, to_parts
 
@@ -127,12 +127,12 @@ class CausalConv(_Conv):
             x, before, kept = parts_from_state(b, op, self.taps(op), over)
             operands = [x, *op.operands[1:-1], before]
             names = [f"{r.name}_parts" for r in op.results]
-            result = b.op(op.name, operands, {**_how(op), "state": True}, names=names).results[0]
+            result = b.op(op.name, operands, stated(op, self.params), names=names).results[0]
             return [from_parts(b, result, f"bs{c}", op.results[0].name), kept]
         (x, *rest), y = op.operands, op.results[0].name
         parts = to_parts(b, x, f"bs{c}", over)
         before = halo(b, parts, self.taps(op), over, 1)
-        result = b.value(op.name, [parts, *rest, before], _how(op), hint=f"{y}_parts")
+        result = b.value(op.name, [parts, *rest, before], stated(op, [_SILU]), hint=f"{y}_parts")
         return [from_parts(b, result, f"bs{c}", y)]
 
     def taps(self, op: Operation) -> Expr:
@@ -248,10 +248,6 @@ class RollParts(OpDef):
         return [np.roll(args[0], op.integer("by", 1), axis=1)]
 
 
-def _how(op: Operation) -> dict[str, RawAttr]:
-    return {"silu": True} if op.flag("silu") else {}
-
-
 def halo(b: Builder, x: Value, taps: Expr, over: Sequence[str], by: int) -> Value:
     """The tokens that each part needs from the one before it (`by` = 1) or after it (-1)."""
     rows: dict[str, RawAttr] = {"rows": taps - 1}
@@ -280,12 +276,12 @@ def parts_from_state(
     along: dict[str, RawAttr] = {"dim": 1, "over": tuple(over)}
     edges = b.value("stg.all_gather", [edge], along, hint=f"{x.name}_edges")
     one: dict[str, RawAttr] = {"factors": ("z",), "sizes": (ONE,)}
-    spec: dict[str, RawAttr] = {"spec": Quoted(f"b(zk){c}->bzk{c}")}
+    spec: dict[str, RawAttr] = {"spec": f"b(zk){c}->bzk{c}"}
     first = b.value("stg.reshape", [state], {**spec, **one}, hint=f"{state.name}_first")
     names = [f"{x.name}_before", f"{end}_last"]
     before, last = b.op("stg.shift", [edges, first], {"state": True}, names=names).results
     mine = b.value("stg.all_slice", [before], along, hint=f"{x.name}_start")
-    spec = {"spec": Quoted(f"bzk{c}->b(zk){c}")}
+    spec = {"spec": f"bzk{c}->b(zk){c}"}
     return parts, mine, b.value("stg.reshape", [last], spec, hint=end)
 
 

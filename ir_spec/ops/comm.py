@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, evaluate, total
+from stagec.ir.expr import ONE, Expr, evaluate, total
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef
@@ -110,12 +111,10 @@ def _undone(
 
 def operand_dim(op: Operation, index: int) -> int:
     """The dimension for operand `index`. Raises ValueError if it has no such dimension."""
-    value = op.attrs["dim"]
-    items = value if isinstance(value, tuple) else (value,)
-    if len(items) not in (1, len(op.operands)):
-        raise ValueError(f"moves {len(op.operands)} values, but 'dim' has {len(items)} dimensions")
-    item = items[index if len(items) > 1 else 0]
-    return _in_range(op, index, int(item.value or 0) if isinstance(item, Expr) else 0)
+    dims = op.integers("dim")
+    if len(dims) not in (1, len(op.operands)):
+        raise ValueError(f"moves {len(op.operands)} values, but 'dim' has {len(dims)} dimensions")
+    return _in_range(op, index, dims[index if len(dims) > 1 else 0])
 
 
 def _in_range(op: Operation, index: int, dim: int) -> int:
@@ -145,7 +144,7 @@ def _sliced(op: Operation, index: int, type_: TensorType) -> TensorType:
 
 
 def _with_dim(type_: TensorType, d: int, dim: Dim) -> TensorType:
-    return replace(type_.inner, dims=(*type_.dims[:d], dim, *type_.dims[d + 1 :]), placed=True)
+    return replace(type_.inner.with_dim(d, dim), placed=True)
 
 
 def _reduced(type_: TensorType, over: tuple[str, ...], kind: str) -> TensorType:
@@ -194,12 +193,8 @@ class CopyIn(OpDef):
             whole = _with_dim(whole, d, replace(whole.dims[d], size=op.exprs("sizes")[index]))
         return replace(whole, dtype=op.text("to")) if "to" in op.attrs else whole
 
-    def bytes_touched(self, op: Operation) -> Expr:
-        return total(v.tensor.local_bytes for v in (*op.operands, *op.results))
-
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        shapes = [[ctx.size(d.local) for d in v.tensor.dims] for v in op.results]
-        made = [np.zeros(shape) for shape in shapes]
+        made = [np.zeros(ctx.shape(v)) for v in op.results]
         for copy, x in zip(made, args, strict=True):
             copy[tuple(slice(n) for n in x.shape)] = x
         return made
@@ -392,11 +387,10 @@ class AllToAll(Collective):
     def stages(
         self, op: Operation, index: int, env: Mapping[str, int]
     ) -> Sequence[tuple[tuple[str, ...], Exchange]]:
-        return [(over, _exchange(source, d)) for over, source, d in _moves(op, index)]
-
-
-def _exchange(source: int, dim: int) -> Exchange:
-    return lambda parts: _exchanged(parts, source, dim)
+        return [
+            (over, partial(_exchanged, source=source, dim=d))
+            for over, source, d in _moves(op, index)
+        ]
 
 
 def _exchanged(parts: Sequence[Array], source: int, dim: int) -> Sequence[Array]:
@@ -410,9 +404,9 @@ def _moves(op: Operation, index: int) -> list[tuple[tuple[str, ...], int, int]]:
 
     Axes that leave the same dimension do so in reverse order, last one first.
     """
-    over, sources, dims = op.names("over"), _ints(op, "from"), _ints(op, "dim")
+    over, sources, dims = op.names("over"), op.integers("from"), op.integers("dim")
     if len(sources) == len(dims) == len(op.operands) > 1:
-        sources, dims = [sources[index]], [dims[index]]
+        sources, dims = (sources[index],), (dims[index],)
     if len(sources) == len(dims) == 1:
         return [(over, _in_range(op, index, sources[0]), _in_range(op, index, dims[0]))]
     if len(op.operands) > 1 or not len(sources) == len(dims) == len(over):
@@ -425,12 +419,6 @@ def _moves(op: Operation, index: int) -> list[tuple[tuple[str, ...], int, int]]:
         for (s, d), axes in groupby(zip(over, sources, dims, strict=True), key=lambda m: m[1:])
     ]
     return moves[::-1] if len(set(sources)) == 1 else moves
-
-
-def _ints(op: Operation, name: str) -> list[int]:
-    value = op.attrs[name]
-    items = value if isinstance(value, tuple) else (value,)
-    return [int(v.value or 0) for v in items if isinstance(v, Expr)]
 
 
 class CollectivePermute(Collective):
@@ -453,13 +441,11 @@ class CollectivePermute(Collective):
     def stages(
         self, op: Operation, index: int, env: Mapping[str, int]
     ) -> Sequence[tuple[tuple[str, ...], Exchange]]:
-        by = evaluate(op.expr("by"), env) if "by" in op.attrs else 1
-        return [
-            (
-                op.names("over"),
-                lambda parts: [parts[(i - by) % len(parts)] for i in range(len(parts))],
-            )
-        ]
+        def rotated(parts: Sequence[Array]) -> Sequence[Array]:
+            first = -evaluate(op.expr("by", ONE), env) % len(parts)
+            return [*parts[first:], *parts[:first]]
+
+        return [(op.names("over"), rotated)]
 
 
 class AllSlice(Movement):

@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ZERO, Expr, const, fraction, substitute
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ONE, ZERO, Expr, const, fraction, substitute
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.kernel import matrix_product
 from stagec.ir.module import is_parameter, uncast
@@ -34,6 +34,7 @@ from stagec.ir_spec.ops.base import (
 #: The types that `stg.quantize` casts to, and the one whose second copy is transformed.
 QUANTIZED = EIGHT_BITS | WITHOUT_SCALES.keys()
 HADAMARD = "f4e2m1s"
+_TO = Param("to", "name", "the element type of the result, if not that of the operands")
 
 
 class Einsum(OpDef):
@@ -52,7 +53,7 @@ class Einsum(OpDef):
     operands = ("left", "right")
     params = (
         Param("spec", "str", SPEC.doc, required=True, positional=True),
-        Param("to", "name", "the element type of the result, if not that of the operands"),
+        _TO,
         Param("grad", "name", "the element type that backward multiplies gradients in"),
         Param("quantize", "flag", "the gradient is cast by `stg.quantize`"),
     )
@@ -111,17 +112,14 @@ class Einsum(OpDef):
         return self.flops(op, n) if product is not None else ZERO
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None:
-            return [None, None]
+        dy = present(grads[0])
         (left, right), (out,) = parse_rule(op.text("spec"))
         x, w = (_cast_again(b, v) if "grad" in op.attrs else v for v in op.operands)
         if "grad" in op.attrs:
             cast, to_type = Quantize.name if op.flag("quantize") else Cast.name, op.text("grad")
             turned = {"hadamard": True} if op.flag("quantize") and to_type == HADAMARD else {}
             dy = b.value(cast, [dy], {"to": to_type, **turned}, hint=f"{dy.name}_{to_type[:2]}")
-        to = {"to": op.text("to")} if "to" in op.attrs else {}
-        sizes = factor_sizes(op, self.rule(op))
+        to, sizes = stated(op, [_TO]), factor_sizes(op, self.rule(op))
         dx = _operand_grad(b, (out, right, left), [dy, w], sizes, x.prefixed("d_"), to)
         dw = _operand_grad(b, (left, out, right), [x, dy], sizes, w.prefixed("d_"), to)
         return [dx, dw]
@@ -151,12 +149,12 @@ def _operand_grad(
     first, second, target = shapes
     kept = tuple(g for g in target if g in first or g in second)
     spec = f"{shape_text(first)},{shape_text(second)}->{shape_text(kept)}"
-    grad = b.value("stg.einsum", operands, {"spec": Quoted(spec), **to}, hint=hint)
+    grad = b.value("stg.einsum", operands, {"spec": spec, **to}, hint=hint)
     if kept == target:
         return grad
     alone = tuple(sizes[f] for g in target if g not in kept for f in g)
     spec = f"{shape_text(kept)}->{shape_text(target)}"
-    return b.value("stg.broadcast", [grad], {"spec": Quoted(spec), "sizes": alone}, hint=hint)
+    return b.value("stg.broadcast", [grad], {"spec": spec, "sizes": alone}, hint=hint)
 
 
 class Add(OpDef):
@@ -194,8 +192,8 @@ class Add(OpDef):
             yield f"operands have different element types: {', '.join(sorted(dtypes))}"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None or "spec" not in op.attrs:
+        dy = present(grads[0])
+        if "spec" not in op.attrs:
             return [dy] * len(op.operands)
         shapes, (out,) = parse_rule(op.text("spec"))
         return [
@@ -204,7 +202,7 @@ class Add(OpDef):
             else b.value(
                 "stg.sum",
                 [dy],
-                {"spec": Quoted(f"{shape_text(out)}->{shape_text(shape)}")},
+                {"spec": f"{shape_text(out)}->{shape_text(shape)}"},
                 hint=v.prefixed("d_"),
             )
             for v, shape in zip(op.operands, shapes, strict=True)
@@ -272,17 +270,15 @@ class Broadcast(OpDef):
     def rule(self, op: Operation) -> Rule:
         (left,), (right,) = parse_rule(op.text("spec"))
         new = [f for g in right if g not in left for f in g]
-        given = op.attrs["sizes"]
-        sizes = [v for v in (given if isinstance(given, tuple) else ()) if isinstance(v, Expr)]
-        return make_rule(op.text("spec"), linear=[0], sizes=dict(zip(new, sizes, strict=True)))
+        sizes = dict(zip(new, op.exprs("sizes"), strict=True))
+        return make_rule(op.text("spec"), linear=[0], sizes=sizes)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, grads, {"spec": backwards(op)}, by="stg.sum")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         (left,), (right,) = parse_rule(op.text("spec"))
-        shape = [ctx.size(d.local) for d in op.result.tensor.dims]
-        return [np.broadcast_to(broadcast(args[0], left, right), shape)]
+        return [np.broadcast_to(broadcast(args[0], left, right), ctx.shape(op.result))]
 
 
 class Mul(Elementwise):
@@ -293,11 +289,9 @@ class Mul(Elementwise):
     example = "%z = stg.mul(%x, %y) : bf16[B]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (x, y) = grads, op.operands
-        return [
-            dy and b.value("stg.mul", [dy, other], hint=v.prefixed("d_"))
-            for v, other in ((x, y), (y, x))
-        ]
+        dy, (x, y) = present(grads[0]), op.operands
+        pairs = ((x, y), (y, x))
+        return [b.value("stg.mul", [dy, other], hint=v.prefixed("d_")) for v, other in pairs]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0] * args[1]]
@@ -329,11 +323,7 @@ class Scale(Elementwise):
             return None
         inner = op.operands[0].producer
         if inner is not None and isinstance(inner.definition, Scale):
-            op.attrs = {
-                **op.attrs,
-                **stated(inner, self.params),
-                "by": _factor(op) * _factor(inner),
-            }
+            op.attrs |= {**stated(inner, self.params), "by": _factor(op) * _factor(inner)}
             op.set_operand(0, inner.operands[0])
         return op.operands[0] if _factor(op) == 1 and op.attrs.keys() <= {"by", "phase"} else None
 
@@ -347,7 +337,7 @@ class Scale(Elementwise):
 
 
 def _factor(op: Operation) -> Expr:
-    return op.expr("by") if "by" in op.attrs else const(1)
+    return op.expr("by", ONE)
 
 
 class Cast(Elementwise):

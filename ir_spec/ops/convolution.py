@@ -22,7 +22,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
-from stagec.ir_spec.ops.base import stated
+from stagec.ir_spec.ops.base import present, stated
 
 _STRIDE = Param("stride", "int", "positions between two windows (default 1)")
 _PAD = Param("pad", "int", "zeros before the first position, and after the last (default 0)")
@@ -138,9 +138,7 @@ class Conv1d(Convolution):
         return _kernel(op, n, "bsz", "d", "klc")
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,), (x, w) = grads, op.operands
-        if dy is None:
-            return [None, None]
+        dy, (x, w) = present(grads[0]), op.operands
         how: dict[str, RawAttr] = {**stated(op, self.params)}
         one = self.space == 1
         positions, widths = x.tensor.shape[1 : 1 + self.space], w.tensor.shape[: self.space]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, call, product, substitute
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
@@ -274,7 +274,7 @@ def _cut(b: Builder, x: Value, over: tuple[str, ...]) -> tuple[Value, Expr]:
     count = axis_size(over)
     row = letters(x.tensor.rank + 1)
     lead, two = row[:-2], row[-2:]
-    spec = Quoted(f"{lead}({two})->{lead}{two}")
+    spec = f"{lead}({two})->{lead}{two}"
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": (two[0],), "sizes": (count,)}
     return b.value("stg.reshape", [x], attrs, hint=f"{x.name}_parts"), x.tensor.shape[-1] / count
 
@@ -286,5 +286,5 @@ def _gathered(b: Builder, x: Value, over: tuple[str, ...], dim: int) -> Value:
 def _joined(b: Builder, x: Value) -> Value:
     """Combine the last two dimensions."""
     row = letters(x.tensor.rank)
-    spec = Quoted(f"{row}->{row[:-2]}({row[-2:]})")
+    spec = f"{row}->{row[:-2]}({row[-2:]})"
     return b.value("stg.reshape", [x], {"spec": spec}, hint=f"{x.name}_all")

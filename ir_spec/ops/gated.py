@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import Expr, fraction, product
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import Expr, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
@@ -23,6 +23,7 @@ from stagec.ir_spec.ops.activation import gelu_steps
 from stagec.ir_spec.ops.base import derive, gradients
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.curves import FORM, GELU, STEPWISE, PointFunction, swish
+from stagec.ir_spec.ops.structure import ratio
 
 _CLAMPED = (
     Param("slope", "ratio", "the gate is times sigmoid(slope * gate) (default 1)"),
@@ -128,7 +129,7 @@ class GatedGrad(OpDef):
         (gate, up), curve = _clamped(op, packed), self.of.curve(op)
         dgate, dup = dy * up * curve.derivative(gate), dy * curve.value(gate)
         if "limit" in op.attrs:
-            limit = _ratio(op, "limit", 0)
+            limit = ratio(op, "limit", 0)
             dgate = dgate * (packed[:, 0] <= limit)
             dup = dup * (np.abs(packed[:, 1]) <= limit)
         made = np.stack([dgate, dup], axis=1)
@@ -144,13 +145,9 @@ def _clamped(op: Operation, packed: Array) -> tuple[Array, Array]:
     """The gate and its factor, within their limits."""
     gate, up = packed[:, 0], packed[:, 1]
     if "limit" in op.attrs:
-        limit = _ratio(op, "limit", 0)
+        limit = ratio(op, "limit", 0)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    return gate, up + _ratio(op, "shift", 0)
-
-
-def _ratio(op: Operation, name: str, default: float) -> float:
-    return float(fraction(op.expr(name))) if name in op.attrs else default
+    return gate, up + ratio(op, "shift", 0)
 
 
 class Swiglu(Gated):
@@ -185,7 +182,7 @@ class Swiglu(Gated):
         if "shift" in op.attrs:
             row = letters(up.tensor.rank)
             one = b.value("stg.constant", attrs={"value": op.expr("shift")}, hint=f"{x.name}_shift")
-            spec = {"spec": Quoted(f"{row},->{row}")}
+            spec = {"spec": f"{row},->{row}"}
             up = b.value("stg.add", [up, cast_to(b, one, up.tensor.dtype)], spec, hint=up.name)
         return [b.value("stg.mul", [up, act], hint=op.result.name)]
 
@@ -217,7 +214,7 @@ class Swiglu(Gated):
         return [b.value(self.name, [packed], given, hint=op.result.name)]
 
     def curve(self, op: Operation) -> PointFunction:
-        return swish(_ratio(op, "slope", 1), 3, 7)
+        return swish(ratio(op, "slope", 1), 3, 7)
 
     def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
         return None if {"slope", "limit", "shift"} & op.attrs.keys() else ("stg.silu", {})

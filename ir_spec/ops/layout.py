@@ -58,9 +58,7 @@ class Reshape(OpDef):
     )
 
     def rule(self, op: Operation) -> Rule:
-        given = op.attrs.get("sizes", ())
-        values = [v for v in (given if isinstance(given, tuple) else ()) if isinstance(v, Expr)]
-        sizes = dict(zip(op.names("factors"), values, strict=False))
+        sizes = dict(zip(op.names("factors"), op.exprs("sizes"), strict=False))
         return make_rule(op.text("spec"), linear=[0], sizes=sizes)
 
     def fold(self, op: Operation) -> Value | None:
@@ -69,8 +67,7 @@ class Reshape(OpDef):
         return op.operands[0] if left.strip() == right.strip() else None
 
     def verify(self, op: Operation) -> Iterator[str]:
-        given = op.attrs.get("sizes", ())
-        if len(op.names("factors")) != len(given if isinstance(given, tuple) else ()):
+        if len(op.names("factors")) != len(op.exprs("sizes")):
             yield "expects one size for each of 'factors'"
         (left,), (right,) = parse_rule(op.text("spec"))
         if [f for g in left for f in g] != [f for g in right for f in g]:
@@ -83,13 +80,11 @@ class Reshape(OpDef):
         attrs: dict[str, RawAttr] = {"spec": backwards(op)}
         if inner:
             attrs |= {"factors": tuple(inner), "sizes": tuple(sizes[f] for f in inner)}
-        return [
-            b.value("stg.reshape", [present(grads[0])], attrs, hint=op.operands[0].prefixed("d_"))
-        ]
+        hint = op.operands[0].prefixed("d_")
+        return [b.value("stg.reshape", [present(grads[0])], attrs, hint=hint)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        shape = [ctx.size(d.local) for d in op.result.tensor.dims]
-        return [args[0].reshape(shape)]
+        return [args[0].reshape(ctx.shape(op.result))]
 
 
 class Permute(OpDef):
@@ -280,10 +275,9 @@ class ShardingConstraint(Identity):
     example = "%y = stg.sharding_constraint(%x) : bf16[B@dp, S, V]"
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        (dy,) = grads
-        if dy is None or not op.flag("both"):
-            return [dy]
-        pin = replace(op.result.tensor, partial=None)
+        if not op.flag("both"):
+            return grads
+        dy, pin = present(grads[0]), replace(op.result.tensor, partial=None)
         hint = op.operands[0].prefixed("d_")
         return [b.value("stg.sharding_constraint", [dy], {"both": True}, type=pin, hint=hint)]
 
@@ -314,9 +308,9 @@ class Copy(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         if op.operands[0].tensor.memory == op.text("to"):
             yield f"copies to {op.text('to')} memory, but %{op.operands[0].name} is already there"
-        share = op.expr("share") if "share" in op.attrs else None
-        if share is not None and (op.text("to") != "host" or not 0 < fraction(share) < 1):
-            yield f"expects 'share' between 0 and 1 of a copy to the host, found {share}"
+        part = 0 < fraction(op.expr("share", ZERO)) < 1 and op.text("to") == "host"
+        if "share" in op.attrs and not part:
+            yield f"expects 'share' between 0 and 1 of a copy to the host, found {op.expr('share')}"
 
     def bytes_touched(self, op: Operation) -> Expr:
         there = op.result if op.text("to") == "host" else op.operands[0]
@@ -372,7 +366,7 @@ class Workspace(OpDef):
         return [r.type for r in op.results if r.type is not None]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.zeros([ctx.size(d.local) for d in op.result.tensor.dims])]
+        return [np.zeros(ctx.shape(op.result))]
 
 
 class Reshard(Discard):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
@@ -48,7 +48,7 @@ def row_sums(
     """The maximum of each row of logits that are split over axes, and the sum of exponentials
     relative to it (arXiv 1909.08053, section 3); with `steps`, in separate kernels."""
     row = letters(logits.tensor.rank)
-    spec = Quoted(f"{row}->{row[:-1]}")
+    spec = f"{row}->{row[:-1]}"
     mine = b.value("stg.max", [logits], {"spec": spec, "to": "f32"}, hint="top")
     top = b.value("stg.all_reduce", [mine], {"over": over, "kind": "max"}, hint="row_max")
     flags: dict[str, RawAttr] = {STEPS.name: True} if steps else {}
@@ -60,6 +60,29 @@ def target_of(b: Builder, op: Operation, over: tuple[str, ...]) -> Value:
     """The logit of each label; `op` is a loss with split logits."""
     picked = b.value("stg.pick", op.operands, hint="part_target")
     return b.value("stg.all_reduce", [picked], {"over": over}, hint="target")
+
+
+class OfLabels(OpDef):
+    """Base of the losses of logits, or of their log-softmax, and labels."""
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[-1] if operand == 1 else None
+
+
+class LossOfLogits(OfLabels):
+    """Base of the losses of the next tokens."""
+
+    operands = ("logits", "labels")
+
+    def logits(self, op: Operation) -> Value:
+        return op.operands[0]
+
+
+def one_hot(op: Operation, ctx: NumericContext, values: Array, labels: Array) -> Array:
+    """Whether each local element of a vocabulary is the label, for values like operand 0."""
+    first = ctx.start(op.operands[0].tensor.dims[-1])
+    chosen: Array = labels[..., None] - first == np.arange(values.shape[-1])
+    return chosen
 
 
 class LogSoftmax(OpDef):
@@ -101,7 +124,7 @@ class LogSoftmaxGrad(OpDef):
         return [dlogp - np.exp(logp) * dlogp.sum(-1, keepdims=True)]
 
 
-class NllLoss(OpDef):
+class NllLoss(OfLabels):
     """The mean of the negative log-probabilities of the labels; 1 FLOP per token."""
 
     name = "stg.nll_loss"
@@ -120,9 +143,6 @@ class NllLoss(OpDef):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, [*op.operands, grads[0]])
-
-    def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        return op.operands[0].tensor.shape[-1] if operand == 1 else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logp, labels = args
@@ -147,9 +167,7 @@ class NllLossGrad(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logp, labels, dloss = args
-        words: int = logp.shape[-1]
-        onehot = labels[..., None] == np.arange(words)
-        return [onehot * (-dloss / ctx.size(op.expr("mean")))]
+        return [one_hot(op, ctx, logp, labels) * (-dloss / ctx.size(op.expr("mean")))]
 
 
 def with_head(b: Builder, op: Operation, head: Operation, form: LossForm) -> Value | None:
@@ -178,7 +196,7 @@ def _linear_chunks(weight: Value, place: int) -> Expr:
     return call("ceildiv", [words, width])
 
 
-class SavedCrossEntropy(OpDef):
+class SavedCrossEntropy(LossOfLogits):
     """Mean negative log-likelihood in fp32; the second result is the log-softmax, which backward
     uses. `chunks` parts of the tokens are computed one after the other; with `compiled`, backward
     is one kernel. 6 FLOPs per logit.
@@ -189,7 +207,6 @@ class SavedCrossEntropy(OpDef):
     """
 
     name = "stg.saved_cross_entropy"
-    operands = ("logits", "labels")
     results = ("loss", "logp?")
     params = (MEAN, _CHUNKS, COMPILED)
     index = IndexRule("...v,...->,...v", special="v")
@@ -206,12 +223,6 @@ class SavedCrossEntropy(OpDef):
         names = ["d_logits", "d_logits_scratch"][: 1 if op.flag(COMPILED.name) else 2]
         made = b.op(name, operands, attrs, names=names)
         return [made.results[0], None]
-
-    def logits(self, op: Operation) -> Value:
-        return op.operands[0]
-
-    def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        return op.operands[0].tensor.shape[-1] if operand == 1 else None
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         top, exp = row_sums(b, op.operands[0], special["v"])
@@ -285,12 +296,9 @@ class SavedCrossEntropyGrad(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logp, labels, dloss = args
-        words: int = logp.shape[-1]
-        onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
         scale = dloss / ctx.size(op.expr("mean"))
-        grad = (np.exp(logp) - onehot) * scale
-        scratch = (np.zeros([ctx.size(d.local) for d in r.tensor.dims]) for r in op.results[1:])
-        return [grad, *scratch]
+        grad = (np.exp(logp) - one_hot(op, ctx, logp, labels)) * scale
+        return [grad, *(np.zeros(ctx.shape(r)) for r in op.results[1:])]
 
 
 def _of_a_chunk(op: Operation, scratch: Type) -> Type:
@@ -386,12 +394,12 @@ class LinearCrossEntropy(OpDef):
         dhead = np.tensordot(*pair, (tokens, tokens))
         if len(op.results) == 1:
             return [loss]
-        scratch = np.zeros([ctx.size(v.local) for v in op.results[2].tensor.dims])
+        scratch = np.zeros(ctx.shape(op.results[2]))
         return [loss, d @ weight.T, scratch, dhead][: len(op.results)]
 
 
 def _scaled(b: Builder, value: Value, by: Value) -> Value:
     t = letters(value.tensor.rank)
     by = b.value("stg.cast", [by], {"to": value.tensor.dtype}, hint=f"{by.name}_cast")
-    spec = Quoted(f"{t},->{t}")
+    spec = f"{t},->{t}"
     return b.value("stg.einsum", [value, by], {"spec": spec}, hint=f"{value.name}_scaled")

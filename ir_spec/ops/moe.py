@@ -12,7 +12,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, const, product
+from stagec.ir.expr import ONE, Expr, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
@@ -21,7 +21,7 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Chooses
 from stagec.ir.types import Load, Routed
-from stagec.ir_spec.ops.base import Elementwise, gradients, present
+from stagec.ir_spec.ops.base import Elementwise, gradients, present, stated
 from stagec.ir_spec.ops.cache_rows import PAST, past_of
 from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
 from stagec.ir_spec.ops.softmax import softmax
@@ -76,11 +76,8 @@ class Route(OpDef):
         """Compute the logits from operands in fp32, as `DeepseekV3TopkRouter` of transformers
         does."""
         product = op.operands[0].producer
-        if (
-            op.flag(_WIDE_LOGITS.name)
-            and product is not None
-            and isinstance(product.definition, Einsum)
-        ):
+        of_product = product is not None and isinstance(product.definition, Einsum)
+        if product is not None and of_product and op.flag(_WIDE_LOGITS.name):
             wide = [cast_to(b, v, "f32") for v in product.operands]
             logits = b.value(product.name, wide, dict(product.attrs), hint=product.result.name)
             op.set_operand(0, logits)
@@ -200,7 +197,7 @@ class Dispatch(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         count, k = op.expr("count"), op.operands[1].tensor.shape[-1]
-        capacity = op.expr("capacity") if "capacity" in op.attrs else const(1)
+        capacity = op.expr("capacity", ONE)
         return make_rule(
             ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d",
             whole=_whole(op),
@@ -222,7 +219,7 @@ class Dispatch(OpDef):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if len(op.operands) == 3:
             return super().grad(b, op, grads)
-        return gradients(b, op, [*grads, op.operands[1]], _local(op), by="stg.combine")
+        return gradients(b, op, [*grads, op.operands[1]], by="stg.combine")
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("count") if operand == 1 else None
@@ -261,14 +258,14 @@ class Combine(OpDef):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, (y, experts, *weights) = present(grads[0]), op.operands
-        how = _capacity(y, experts) | _local(op)
+        how = _capacity(y, experts) | stated(op, [_LOCAL])
         dys = b.value("stg.dispatch", [dy, experts, *weights], how, hint=y.prefixed("d_"))
-        attrs = _local(op) | ({_STEPS.name: True} if op.flag(_STEPS.name) else {})
-        dws = [
-            b.op("stg.combine_weights_grad", [dy, y, experts], attrs, names=[w.prefixed("d_")])
+        attrs = stated(op, self.params)
+        dws = (
+            b.value("stg.combine_weights_grad", [dy, y, experts], attrs, hint=w.prefixed("d_"))
             for w in weights
-        ]
-        return [dys, None, *(each.results[0] for each in dws)]
+        )
+        return [dys, None, *dws]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"expert_bias": self._biased_in_steps, "expert_weights": self._weighted_in_f32}
@@ -446,10 +443,6 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
 def _whole(op: Operation) -> str:
     """The factors that cannot be split; with `local`, experts can."""
     return "tc" if op.flag("local") else "etc"
-
-
-def _local(op: Operation) -> dict[str, RawAttr]:
-    return {"local": True} if op.flag("local") else {}
 
 
 def _load(op: Operation) -> Load | None:

@@ -15,6 +15,7 @@ from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import InPlace, Trait
+from stagec.ir_spec.ops.base import pointwise
 from stagec.ir_spec.ops.structure import ratio
 
 _MOMENTUM = Param("momentum", "ratio", "what is left of the momentum (default 0.95)")
@@ -34,8 +35,7 @@ class MuonMomentum(OpDef):
     example = "%m2 = stg.muon_momentum(%m, %g) : bf16[D, F]"
 
     def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{t},{t}{',' * (len(op.operands) - 2)}->{t}")
+        return pointwise(op, scalars=len(op.operands) - 2)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         m, grad, *clip = args
@@ -96,10 +96,8 @@ class NewtonSchulz(OpDef):
         return rows, columns
 
     def verify(self, op: Operation) -> Iterator[str]:
-        matrix = self._matrix(op)
-        if len({*matrix}) < len(matrix) or not all(
-            0 <= i < op.operands[0].tensor.rank for i in matrix
-        ):
+        matrix, places = self._matrix(op), range(op.operands[0].tensor.rank)
+        if len({*matrix}) < len(matrix) or not {*matrix} <= {*places}:
             yield f"expects different dimensions of %{op.operands[0].name} as rows and columns"
 
     def dtypes(self, op: Operation) -> Sequence[str]:

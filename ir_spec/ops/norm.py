@@ -11,16 +11,17 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
-from stagec.ir.expr import ONE, const, fraction
+from stagec.ir.core import Operation, Value
+from stagec.ir.expr import ONE, const
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import Fusible, Wide
-from stagec.ir_spec.ops.base import gradients
+from stagec.ir_spec.ops.base import gradients, stated
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot, row_length, row_sum
+from stagec.ir_spec.ops.structure import ratio
 from stagec.support.diagnostics import error
 
 _EPS = Param("eps", "ratio", "is added to the mean square or variance (default 1/100000)")
@@ -103,7 +104,7 @@ class WithVectors(RowOp):
         if w is None:
             return x
         row = letters(x.tensor.rank)
-        y = b.value("stg.einsum", [x, w], {"spec": Quoted(f"{row},{row[-1:]}->{row}")}, hint=hint)
+        y = b.value("stg.einsum", [x, w], {"spec": f"{row},{row[-1:]}->{row}"}, hint=hint)
         return b.value("stg.add", [x, y], hint=hint) if op.flag("zero_centered") else y
 
     def scaled(self, op: Operation, x: Array, args: Sequence[Array]) -> Array:
@@ -146,14 +147,14 @@ class RmsNorm(NormBase):
         dtype, name = x.tensor.dtype, op.result.name
         row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
         if op.flag(_GIVEN_INPUT.name) and w is not None:
-            rows = {"spec": Quoted(f"{row},{row[:-1]}->{row}")}
-            root = cast_to(b, _root_of_squares(b, op, wide), dtype)
+            rows = {"spec": f"{row},{row[:-1]}->{row}"}
+            root = _root_of_squares(b, op, wide, f"{name}_sum", f"{name}_mean")
+            root = cast_to(b, root, dtype)
             y = b.value("stg.einsum", [x, root], rows, hint=f"{name}_hat")
-            rows = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+            rows = {"spec": f"{row},{row[-1:]}->{row}"}
             return [b.value("stg.einsum", [y, w], rows, hint=name)]
-        given = {n: v for n, v in op.attrs.items() if n == _EPS.name}
         in_wide = op.flag("zero_centered") or op.flag("wide_scale")
-        plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **given}
+        plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **stated(op, [_EPS])}
         plain |= {"wide_scale": True} if in_wide and w is not None else {}
         y = b.value(self.name, [wide], plain, hint=f"{name}_hat")
         if w is None:
@@ -161,9 +162,9 @@ class RmsNorm(NormBase):
         w, y = (cast_to(b, w, "f32"), y) if in_wide else (w, cast_to(b, y, dtype))
         if op.flag("zero_centered"):
             one = b.value("stg.constant", attrs={"value": 1}, hint=f"{name}_one")
-            spec = {"spec": Quoted(f"{row[-1:]},->{row[-1:]}")}
+            spec = {"spec": f"{row[-1:]},->{row[-1:]}"}
             w = b.value("stg.add", [w, one], spec, hint=f"{name}_scale")
-        spec = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+        spec = {"spec": f"{row},{row[-1:]}->{row}"}
         y = b.value("stg.einsum", [y, w], spec, hint=f"{name}_wide" if in_wide else name)
         return [cast_to(b, y, dtype)]
 
@@ -177,25 +178,27 @@ class RmsNorm(NormBase):
         return [self.scaled(op, x * _rsqrt(op, squares / row_length(op, ctx)), args)]
 
 
-def _root_of_squares(b: Builder, op: Operation, x: Value) -> Value:
-    """1/sqrt of the mean square of each row and `eps`."""
-    row, name = letters(x.tensor.rank), op.result.name
+def _mean(b: Builder, x: Value, total: str, mean: str) -> Value:
+    """The mean of each row; `total` and `mean` are the names of the sum and the mean."""
+    row = letters(x.tensor.rank)
+    added = b.value("stg.sum", [x], {"spec": f"{row}->{row[:-1]}"}, hint=total)
+    return b.value("stg.scale", [added], {"by": ONE / x.tensor.shape[-1]}, hint=mean)
+
+
+def _root_of_squares(b: Builder, op: Operation, x: Value, total: str, mean: str) -> Value:
+    """1/sqrt of the mean square of each row and `eps`; `total` and `mean` are names."""
+    name, rows = op.result.name, letters(x.tensor.rank - 1)
     squares = b.value("stg.power", [x], {"exponent": const(2)}, hint=f"{name}_squares")
-    total = b.value(
-        "stg.sum", [squares], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=f"{name}_sum"
-    )
-    share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else ONE / 100000
-    mean = b.value("stg.scale", [total], {"by": share}, hint=f"{name}_mean")
+    square = _mean(b, squares, total, mean)
+    eps = op.expr("eps", ONE / 100000)
     least = b.value("stg.constant", attrs={"value": eps}, hint=f"{name}_eps")
-    spec = Quoted(f"{row[:-1]},->{row[:-1]}")
-    mean = b.value("stg.add", [mean, least], {"spec": spec}, hint=mean.name)
-    return b.value("stg.power", [mean], {"exponent": -ONE / 2}, hint=f"{name}_root")
+    square = b.value("stg.add", [square, least], {"spec": f"{rows},->{rows}"}, hint=square.name)
+    return b.value("stg.power", [square], {"exponent": -ONE / 2}, hint=f"{name}_root")
 
 
 def _rsqrt(op: Operation, x: Array) -> Array:
     """1/sqrt of a statistic of rows, for each of their elements."""
-    eps = float(fraction(op.expr("eps"))) if "eps" in op.attrs else 1e-5
-    return (1 / np.sqrt(x + eps))[..., None]
+    return (1 / np.sqrt(x + ratio(op, "eps", 1e-5)))[..., None]
 
 
 class RmsNormGrad(WithVectors):
@@ -266,25 +269,15 @@ class LayerNorm(NormBase):
             given = {n: v for n, v in op.attrs.items() if n != _CODE.name}
             return [cast_to(b, b.value(self.name, [wide, *vectors], given, hint=name), dtype)]
         row = letters(x.tensor.rank)
-        rows = {"spec": Quoted(f"{row},{row[:-1]}->{row}")}
-        share, eps = ONE / x.tensor.shape[-1], op.expr("eps") if "eps" in op.attrs else None
-
-        def mean(of: Value, hint: str) -> Value:
-            part = b.value("stg.sum", [of], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=hint)
-            return b.value("stg.scale", [part], {"by": share}, hint=hint)
-
-        less = b.value("stg.scale", [mean(wide, f"{name}_mean")], {"by": -ONE}, hint=f"{name}_less")
+        rows = {"spec": f"{row},{row[:-1]}->{row}"}
+        mean = _mean(b, wide, f"{name}_mean", f"{name}_mean")
+        less = b.value("stg.scale", [mean], {"by": -ONE}, hint=f"{name}_less")
         first = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
-        squares = b.value("stg.power", [first], {"exponent": const(2)}, hint=f"{name}_squares")
-        variance = mean(squares, f"{name}_variance")
-        least = b.value("stg.constant", attrs={"value": eps or ONE / 100000}, hint=f"{name}_eps")
-        spec = {"spec": Quoted(f"{row[:-1]},->{row[:-1]}")}
-        variance = b.value("stg.add", [variance, least], spec, hint=variance.name)
-        root = b.value("stg.power", [variance], {"exponent": -ONE / 2}, hint=f"{name}_root")
+        root = _root_of_squares(b, op, first, f"{name}_variance", f"{name}_variance")
         again = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
         y = b.value("stg.einsum", [again, root], rows, hint=f"{name}_hat")
         for w in vectors[:1]:
-            given = {"spec": Quoted(f"{row},{row[-1:]}->{row}")}
+            given = {"spec": f"{row},{row[-1:]}->{row}"}
             y = b.value("stg.einsum", [y, w], given, hint=f"{name}_wide")
         return [cast_to(b, y, dtype)]
 

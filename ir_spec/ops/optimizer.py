@@ -14,10 +14,10 @@ from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.rule import Rule
 from stagec.ir.traits import AddsToSum, Fusible, InPlace, Stays, Trait
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.base import Elementwise
+from stagec.ir_spec.ops.base import Elementwise, pointwise
 from stagec.ir_spec.ops.structure import ratio
 
 _HYPER = (
@@ -85,9 +85,7 @@ class Update(OpDef):
         return len(self.states) + op.flag("master")
 
     def rule(self, op: Operation) -> Rule:
-        t, states = letters(op.operands[0].tensor.rank), self.state_count(op)
-        tail = "," if op.flag("clip") else ""
-        return make_rule(",".join([t] * (2 + states)) + tail + "->" + ",".join([t] * (1 + states)))
+        return pointwise(op, 1 + self.state_count(op), scalars=op.flag("clip"))
 
     def verify(self, op: Operation) -> Iterator[str]:
         expected = 2 + self.state_count(op) + op.flag("clip")
@@ -98,7 +96,7 @@ class Update(OpDef):
         return [op.operands[i].tensor.dtype for i in (0, *range(2, 2 + self.state_count(op)))]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        end = 2 + len(self.states)
+        end = 2 + self.state_count(op) - op.flag("master")
         grad = args[1] * args[-1] if op.flag("clip") else args[1]
         new, *states = self.updated(op, args[end if op.flag("master") else 0], grad, args[2:end])
         return [new, *states, new] if op.flag("master") else [new, *states]
@@ -170,12 +168,11 @@ class Sgd(Update):
         each = 4 if op.flag("momentum") else 2
         return product(n[f] for f in self.rule(op).factors) * each
 
-    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        grad = args[1] * args[-1] if op.flag("clip") else args[1]
-        m = [ratio(op, "beta1", 0.9) * args[2] + grad] if op.flag("momentum") else []
-        old = args[2 + len(m)] if op.flag("master") else args[0]
-        new = old - ratio(op, "lr", 3e-4) * (m[0] if m else grad)
-        return [new, *m, *([new] if op.flag("master") else [])]
+    def updated(
+        self, op: Operation, old: Array, grad: Array, states: Sequence[Array]
+    ) -> Sequence[Array]:
+        m = [ratio(op, "beta1", 0.9) * state + grad for state in states]
+        return [old - ratio(op, "lr", 3e-4) * (m[0] if m else grad), *m]
 
 
 class Lion(Update):
@@ -214,8 +211,7 @@ class AdamMoments(OpDef):
     example = "%m2, %v2 = stg.adam_moments(%g, %m, %v) : (f32[D], f32[D])"
 
     def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{t},{t},{t}{',' * (len(op.operands) - 3)}->{t},{t}")
+        return pointwise(op, 2, scalars=len(op.operands) - 3)
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [v.tensor.dtype for v in op.operands[1:3]]
@@ -276,9 +272,7 @@ class AdamApply(OpDef):
     example = "%w2 = stg.adam_apply(%w, %m, %d) : f32[D]"
 
     def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        count = len(op.operands)
-        return make_rule(",".join([t] * count) + "->" + ",".join([t] * (count - 2)))
+        return pointwise(op, len(op.operands) - 2)
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [v.tensor.dtype for v in (op.operands[0], *op.operands[3:])]
@@ -308,9 +302,7 @@ class ApplyUpdate(OpDef):
     example = "%w2 = stg.apply_update(%w, %u) : f32[D]"
 
     def rule(self, op: Operation) -> Rule:
-        t = letters(op.operands[0].tensor.rank)
-        results = ",".join([t] * (1 + op.flag("master")))
-        return make_rule(",".join([t] * len(op.operands)) + "->" + results)
+        return pointwise(op, 1 + op.flag("master"))
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [v.tensor.dtype for v in (op.operands[0], *op.operands[2:])][: 1 + op.flag("master")]

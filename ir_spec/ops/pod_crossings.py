@@ -15,9 +15,10 @@ from stagec.ir.expr import Expr
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule, letters, make_rule
+from stagec.ir.rule import Rule
 from stagec.ir.traits import InPlace, Stays
 from stagec.ir.types import TensorType, Type
+from stagec.ir_spec.ops.base import pointwise
 
 #: Parameters of values that are stacked over layers, in pods with pipeline stages or microbatches.
 BY_LAYER = (
@@ -68,10 +69,8 @@ def crossing(op: Operation) -> TensorType:
     type_ = end_type(op)
     if "rows" not in op.attrs:
         return type_
-    dims = list(type_.dims)
     dim = op.integer("dim")
-    dims[dim] = replace(dims[dim], size=op.expr("rows"))
-    return replace(type_, dims=tuple(dims))
+    return type_.with_dim(dim, replace(type_.dims[dim], size=op.expr("rows")))
 
 
 class HandOverOp(PodOp):
@@ -109,10 +108,7 @@ class TakeOver(PodOp):
             yield f"expects one buffer, or none, found {len(op.operands)}"
 
     def rule(self, op: Operation) -> Rule | None:
-        if not op.operands:
-            return None
-        text = letters(op.operands[0].tensor.rank)
-        return make_rule(f"{text}->{text}")
+        return pointwise(op) if op.operands else None
 
     def infer(self, op: Operation) -> list[Type]:
         if op.operands:

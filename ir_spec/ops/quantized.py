@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted
+from stagec.ir.core import Operation
 from stagec.ir.expr import ZERO, Expr, const, total
 from stagec.ir.kernel import KernelShape, matrix_product
 from stagec.ir.numeric import NumericContext
@@ -155,11 +155,7 @@ class ScaledEinsum(OpDef):
         operands, dtype = [present(grads[0]), *op.operands[1:]], op.operands[0].tensor.dtype
         to = dtype if dtype not in EIGHT_BITS else operands[0].tensor.dtype
         left = ",".join(shape_text(s) for s in (out, weight, *scales))
-        attrs: dict[str, RawAttr] = {
-            **op.attrs,
-            "spec": Quoted(f"{left}->{shape_text(x)}"),
-            "to": to,
-        }
+        attrs: dict[str, RawAttr] = {**op.attrs, "spec": f"{left}->{shape_text(x)}", "to": to}
         attrs.pop("phase", None)
         names = [op.operands[0].prefixed("d_"), op.operands[1].prefixed("decoded_")]
         product = b.op("stg.scaled_einsum", operands, attrs, names=names)

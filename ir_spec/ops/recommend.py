@@ -135,7 +135,7 @@ class EmbeddingBagGrad(_Bags):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         rows, dy = args
-        out = np.zeros([ctx.size(d.local) for d in op.result.tensor.dims])
+        out = np.zeros(ctx.shape(op.result))
         local = rows - ctx.start(op.result.tensor.dims[-2])
         inside = (local >= 0) & (local < out.shape[-2])
         if "bags" in op.attrs:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
@@ -137,7 +137,7 @@ class RotaryEmbedding(OpDef):
         every, dim = letters(x.tensor.rank + 1), x.tensor.rank - 1
         joined, name = f"{every[:dim]}({every[dim:]})", x.name
         split: dict[str, RawAttr] = {
-            "spec": Quoted(f"{joined}->{every}"),
+            "spec": f"{joined}->{every}",
             "factors": (every[dim],),
             "sizes": (const(2),),
         }
@@ -146,7 +146,7 @@ class RotaryEmbedding(OpDef):
         left, right = b.op("stg.unbind", [halves], parts, names=[f"{name}_a", f"{name}_b"]).results
         right = b.value("stg.scale", [right], {"by": const(-1)}, hint=f"{name}_less")
         turned = b.value("stg.pack", [right, left], {"dim": dim}, hint=f"{name}_turned")
-        again = {"spec": Quoted(f"{every}->{joined}")}
+        again = {"spec": f"{every}->{joined}"}
         turned = b.value("stg.reshape", [turned], again, hint=turned.name)
         terms = [
             b.value(self.name, [v], {**op.attrs, "term": term}, hint=f"{name}_{term}")

@@ -12,6 +12,7 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
 from stagec.ir_spec.ops.cache_rows import past_of
+from stagec.ir_spec.ops.structure import ratio
 
 KINDS = ("linear", "llama3", "yarn", "longrope", "proportional")
 SCALING = (
@@ -40,20 +41,20 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
     """
     plain = float(base) ** (-np.arange(half) / max(half, 1))
     kind = op.text("scaling")
-    factor = _ratio(op, "factor", 1)
+    factor = ratio(op, "factor", 1)
     if not kind:
         return plain
     if kind == "linear":
         return plain / factor
     if kind == "proportional":
-        turning: Array = np.arange(half) < np.floor(_ratio(op, "share", 1) * half)
+        turning: Array = np.arange(half) < np.floor(ratio(op, "share", 1) * half)
         return plain / factor * turning
     original = _original(op, ctx)
     if kind == "longrope":
         tokens = ctx.size(op.operands[0].tensor.shape[1]) + ctx.size(past_of(op))
         by = op.exprs("long" if tokens > original else "short")
         return plain / np.array([float(fraction(e)) for e in by])
-    low, high = _ratio(op, "low", 1), _ratio(op, "high", 4 if kind == "llama3" else 32)
+    low, high = ratio(op, "low", 1), ratio(op, "high", 4 if kind == "llama3" else 32)
     if kind == "llama3":
         turns = original * plain / (2 * np.pi)
         kept = np.clip((turns - low) / max(high - low, 1e-9), 0, 1)
@@ -70,12 +71,12 @@ def frequencies(op: Operation, ctx: NumericContext, half: int, base: int) -> Arr
 def magnitude(op: Operation, ctx: NumericContext) -> float:
     """The factor of rotated elements: 1 except for yarn (arXiv 2309.00071, section 3.4) and
     longrope (arXiv 2402.13753, section 3.3), which without `mscale` has a formula of its own."""
-    kind, factor = op.text("scaling"), _ratio(op, "factor", 1)
+    kind, factor = op.text("scaling"), ratio(op, "factor", 1)
     if kind not in ("yarn", "longrope"):
         return 1.0
     if kind == "longrope" and "mscale" not in op.attrs:
         return float(np.sqrt(1 + np.log(max(factor, 1)) / np.log(_original(op, ctx))))
-    return 1 + _ratio(op, "mscale", 1) / 10 * float(np.log(factor))
+    return 1 + ratio(op, "mscale", 1) / 10 * float(np.log(factor))
 
 
 def is_magnified(op: Operation) -> bool:
@@ -84,9 +85,7 @@ def is_magnified(op: Operation) -> bool:
     if kind == "longrope" and "mscale" not in op.attrs:
         return True
     return (
-        kind in ("yarn", "longrope")
-        and _ratio(op, "mscale", 1) != 0
-        and _ratio(op, "factor", 1) != 1
+        kind in ("yarn", "longrope") and ratio(op, "mscale", 1) != 0 and ratio(op, "factor", 1) != 1
     )
 
 
@@ -112,7 +111,3 @@ def wrong_lists(op: Operation) -> Iterator[str]:
 
 def _original(op: Operation, ctx: NumericContext) -> int:
     return ctx.size(op.expr("original")) if "original" in op.attrs else 8192
-
-
-def _ratio(op: Operation, name: str, default: float) -> float:
-    return float(fraction(op.expr(name))) if name in op.attrs else float(default)

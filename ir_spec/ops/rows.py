@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import OpDef, Sizes, Splits
@@ -91,7 +91,7 @@ class RowOp(OpDef):
 def row_dot(b: Builder, x: Value, y: Value, hint: str) -> Value:
     """The dot product of each row of x with the same row of y, [...], in fp32."""
     row = letters(x.tensor.rank)
-    spec = Quoted(f"{row},{row}->{row[:-1]}")
+    spec = f"{row},{row}->{row[:-1]}"
     return b.value("stg.einsum", [x, y], {"spec": spec, "to": "f32"}, hint=hint)
 
 
@@ -100,7 +100,7 @@ def row_sum(b: Builder, x: Value, hint: str) -> Value:
     row = letters(x.tensor.rank)
     if x.tensor.dtype != "f32":
         x = b.value("stg.cast", [x], {"to": "f32"}, hint=f"{hint}_wide")
-    return b.value("stg.sum", [x], {"spec": Quoted(f"{row}->{row[:-1]}")}, hint=hint)
+    return b.value("stg.sum", [x], {"spec": f"{row}->{row[:-1]}"}, hint=hint)
 
 
 def all_reduced(

@@ -7,15 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.types import axis_size
-from stagec.ir_spec.ops.base import dimension, gradients
+from stagec.ir_spec.ops.base import dimension, gradients, stated
 
-_FLAGS = ("exclusive", "reverse")
+_FLAGS = (
+    Param("exclusive", "flag", "each sum without its own element"),
+    Param("reverse", "flag", "from the last element to the first"),
+)
 
 
 class CumSum(OpDef):
@@ -27,11 +30,7 @@ class CumSum(OpDef):
 
     name = "stg.cumsum"
     operands = ("x",)
-    params = (
-        Param("dim", "int", "the dimension", required=True),
-        Param("exclusive", "flag", "each sum without its own element"),
-        Param("reverse", "flag", "from the last element to the first"),
-    )
+    params = (Param("dim", "int", "the dimension", required=True), *_FLAGS)
     flops_per_point = 1
     example = "%c = stg.cumsum[dim = 1](%x) : bf16[B, S, D]"
 
@@ -51,28 +50,24 @@ class CumSum(OpDef):
         whole = "".join(f"({part}{f})" if i == d else f for i, f in enumerate(row))
         cut = whole.replace("(", "").replace(")", "")
         kept = cut.replace(row[d], "")
-        y, flags = op.result.name, _flags(op)
+        y, flags = op.result.name, stated(op, _FLAGS)
         count: dict[str, RawAttr] = {"factors": (part,), "sizes": (axis_size(over),)}
-        spec = Quoted(f"{whole}->{cut}")
+        spec = f"{whole}->{cut}"
         parts = b.value("stg.reshape", [x], {"spec": spec, **count}, hint=f"{x.name}_parts")
         own = b.value("stg.cumsum", [parts], {"dim": d + 1, **flags}, hint=f"{y}_own")
-        spec = Quoted(f"{cut}->{kept}")
+        spec = f"{cut}->{kept}"
         total = b.value("stg.sum", [parts], {"spec": spec}, hint=f"{y}_total")
         along: dict[str, RawAttr] = {"dim": d, "over": over}
         totals = b.value("stg.all_gather", [total], along, hint=f"{y}_totals")
         flags = {**flags, "exclusive": True}
         before = b.value("stg.cumsum", [totals], {"dim": d, **flags}, hint=f"{y}_before")
         mine = b.value("stg.all_slice", [before], along, hint=f"{y}_mine")
-        spec = Quoted(f"{cut},{kept}->{cut}")
+        spec = f"{cut},{kept}->{cut}"
         sums = b.value("stg.add", [own, mine], {"spec": spec}, hint=f"{y}_sums")
-        return [b.value("stg.reshape", [sums], {"spec": Quoted(f"{cut}->{whole}")}, hint=y)]
+        return [b.value("stg.reshape", [sums], {"spec": f"{cut}->{whole}"}, hint=y)]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         d = op.integer("dim")
         x = np.flip(args[0], d) if op.flag("reverse") else args[0]
         sums = np.cumsum(x, axis=d) - (x if op.flag("exclusive") else 0)
         return [np.flip(sums, d) if op.flag("reverse") else sums]
-
-
-def _flags(op: Operation) -> dict[str, RawAttr]:
-    return {name: True for name in _FLAGS if op.flag(name)}

@@ -28,7 +28,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, product
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.numeric import NumericContext
@@ -158,10 +158,8 @@ class Scan(ScanOp):
             (ScanState, "state", ["%h", "%keep"], carried, self.part_types),
             (ScanStateGrad, "state_grad", ["%dh", "%keep"], [dy, *seen], self.part_types),
         )
-        how, given = (
-            call.removeprefix(self.name),
-            {"of": self, "params": _without_state(type(self))},
-        )
+        how = call.removeprefix(self.name)
+        given = {"of": self, "params": _without_state(type(self))}
         ops = list[OpDef]()
         for (base, suffix, outputs, inputs, types), doc in zip(rows, self._docs(), strict=True):
             results, operands = ", ".join(outputs), ", ".join(inputs)
@@ -280,7 +278,7 @@ class Scan(ScanOp):
         y, states = run(tokens, None if start is None else _full(start, tokens))
         y = y[:, :-1] if self.late else y
         both = zip((y + self.skip(x), states[-1]), op.results, strict=False)
-        return [v.reshape(_shape(ctx, r)) for v, r in both]
+        return [v.reshape(ctx.shape(r)) for v, r in both]
 
 
 def _without_state(scan: type[Scan]) -> tuple[Param, ...]:
@@ -341,10 +339,8 @@ class ScanGrad(FromScan):
         else:
             grads = back(tokens, flat, *states)
         pulled = self.of.pull(x, grads, flat)
-        return [
-            pulled[n].reshape(_shape(ctx, r))
-            for n, r in zip(self.of.inputs, op.results, strict=True)
-        ]
+        named = zip(self.of.inputs, op.results, strict=True)
+        return [pulled[n].reshape(ctx.shape(r)) for n, r in named]
 
 
 class ScanPart(FromScan):
@@ -376,7 +372,7 @@ class ScanState(ScanPart):
         tokens = self.of.tokens(self.named(op, args))
         _, states = run(tokens)
         both = (states[-1], transition(tokens))
-        return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
+        return [v.reshape(ctx.shape(r)) for v, r in zip(both, op.results, strict=True)]
 
 
 class ScanStateGrad(ScanPart):
@@ -398,7 +394,7 @@ class ScanStateGrad(ScanPart):
         tokens = self.of.tokens(x)
         flat = dy.reshape(*tokens.q.shape[:3], -1)
         both = (into_start(tokens, flat, late=self.of.late), transition(tokens))
-        return [v.reshape(_shape(ctx, r)) for v, r in zip(both, op.results, strict=True)]
+        return [v.reshape(ctx.shape(r)) for v, r in zip(both, op.results, strict=True)]
 
 
 def _starts(
@@ -415,7 +411,7 @@ def _starts(
     operands = [parts[n] for n in definition.scan().carried]
     names = [f"{y}_state", f"{y}_keep"]
     own = b.op(f"{definition.scan().name}_state", operands, _attrs(op), names=names).results
-    attrs: dict[str, RawAttr] = {"spec": Quoted(definition.steps(op)[0])}
+    attrs: dict[str, RawAttr] = {"spec": definition.steps(op)[0]}
     end = [op.results[1].name] if first else []
     return carry(b, [*own, *first], attrs, over, [f"{y}_start", *end])
 
@@ -428,7 +424,7 @@ def _ends(
     operands = [parts["dy"], *(parts[n] for n in definition.scan().seen)]
     names = [f"{y}_dstate", f"{y}_dkeep"]
     own = b.op(f"{definition.scan().name}_state_grad", operands, _attrs(op), names=names).results
-    attrs: dict[str, RawAttr] = {"spec": Quoted(definition.steps(op)[1]), "reverse": True}
+    attrs: dict[str, RawAttr] = {"spec": definition.steps(op)[1], "reverse": True}
     return carry(b, own, attrs, over, [f"{y}_end"])
 
 
@@ -445,10 +441,6 @@ def _full(state: Array, tokens: Tokens) -> Array:
     """A state as [N, H, K, V]."""
     n, _, h, k = tokens.k.shape
     return state.reshape(n, h, k, -1)
-
-
-def _shape(ctx: NumericContext, value: Value) -> tuple[int, ...]:
-    return tuple(ctx.size(d.local) for d in value.tensor.dims)
 
 
 def count(n: Sizes, *factors: str) -> Expr:

@@ -42,13 +42,12 @@ class Slice(OpDef):
         rows = op.operands[0].tensor.shape[op.integer("dim", 0)]
         if not step.is_tokens(op.expr("size")) or step.is_seen(rows):
             return super().serve(step, op)
-        start = op.expr("start") if "start" in op.attrs else ZERO
-        op.attrs["start"] = start + step.past
+        op.attrs["start"] = op.expr("start", ZERO) + step.past
         return op.results
 
     def verify(self, op: Operation) -> Iterator[str]:
         x = op.operands[0].tensor
-        start = op.expr("start") if "start" in op.attrs else ZERO
+        start = op.expr("start", ZERO)
         left = x.shape[op.integer("dim", 0)] - start - op.expr("size")
         if left.value is not None and left.value < 0:
             yield f"takes elements {start} to {start + op.expr('size')} of {x}"
@@ -83,7 +82,7 @@ class Pad(OpDef):
 
     def verify(self, op: Operation) -> Iterator[str]:
         x = op.operands[0].tensor
-        start = op.expr("start") if "start" in op.attrs else ZERO
+        start = op.expr("start", ZERO)
         left = op.expr("size") - start - x.shape[op.integer("dim", 0)]
         if left.value is not None and left.value < 0:
             yield f"puts {x} at {start} of {op.expr('size')} elements"
@@ -95,10 +94,8 @@ class Pad(OpDef):
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, d = args[0], op.integer("dim", 0)
         shape = [ctx.size(op.expr("size")) if i == d else n for i, n in enumerate(x.shape)]
-        out = np.zeros(shape)
-        np.moveaxis(out, d, 0)[_places(op, ctx, op.operands[0].tensor.dims[d])] = np.moveaxis(
-            x, d, 0
-        )
+        out, places = np.zeros(shape), _places(op, ctx, op.operands[0].tensor.dims[d])
+        np.moveaxis(out, d, 0)[places] = np.moveaxis(x, d, 0)
         return [out]
 
 
@@ -116,15 +113,22 @@ def _resized(op: Operation, wide: int) -> Rule:
 
 def _places(op: Operation, ctx: NumericContext, part: Dim) -> Array:
     """The indices, in the longer dimension, of the local elements of the shorter one."""
-    start = ctx.size(op.expr("start")) if "start" in op.attrs else 0
-    return np.asarray(ctx.positions(part)) + start
+    return np.asarray(ctx.positions(part)) + ctx.size(op.expr("start", ZERO))
 
 
 _ALONG = Param("dim", "int", "the dimension (default 1)")
 _AT = Param("at", "size", "the position, the same for all rows")
 
 
-class Take(OpDef):
+class _ByPosition(OpDef):
+    operands = ("x", "where*")
+
+    def verify(self, op: Operation) -> Iterator[str]:
+        if len(op.operands) + ("at" in op.attrs) != 2:
+            yield "expects either 'at' or one operand with positions"
+
+
+class Take(_ByPosition):
     """One position along dimension `dim`: the CLS token with `at = 0`, or the position that the
     operand `where` has for each index before the dimension, such as that of the EOS token.
 
@@ -133,7 +137,6 @@ class Take(OpDef):
     """
 
     name = "stg.take"
-    operands = ("x", "where*")
     params = (_ALONG, _AT)
     example = "%c = stg.take[at = 0](%x) : bf16[B, D]"
 
@@ -142,10 +145,6 @@ class Take(OpDef):
         d, row = dimension(op, x, 1, x.tensor.rank), letters(x.tensor.rank)
         where = [row[:d]] * (len(op.operands) - 1)
         return make_rule(",".join([row, *where]) + f"->{row[:d]}{row[d + 1 :]}")
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if len(op.operands) + ("at" in op.attrs) != 2:
-            yield "expects either 'at' or one operand with positions"
 
     def bytes_touched(self, op: Operation) -> Expr:
         return op.result.tensor.local_bytes * 2
@@ -164,12 +163,11 @@ class Take(OpDef):
         return [np.where(chosen, x, 0.0).sum(d)]
 
 
-class Put(OpDef):
+class Put(_ByPosition):
     """Zeros with a new dimension of `size`, and x at one position of it: the gradient of
     `stg.take`."""
 
     name = "stg.put"
-    operands = ("x", "where*")
     params = (_ALONG, _AT, Param("size", "size", "the size of the new dimension", required=True))
     example = "%dx = stg.put[at = 0, size = S](%dc) : bf16[B, S, D]"
 
@@ -180,10 +178,6 @@ class Put(OpDef):
         row, new = text[:rank], text[rank]
         left = ",".join([row, *[row[:d]] * (len(op.operands) - 1)])
         return make_rule(f"{left}->{row[:d]}{new}{row[d:]}", sizes={new: op.expr("size")})
-
-    def verify(self, op: Operation) -> Iterator[str]:
-        if len(op.operands) + ("at" in op.attrs) != 2:
-            yield "expects either 'at' or one operand with positions"
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
         return op.expr("size") if operand else None
@@ -242,19 +236,14 @@ class Cut(OpDef):
     example = "%p, %q = stg.cut[sizes = (K, D - K)](%x) : (bf16[B, S, K], bf16[B, S, D - K])"
 
     def rule(self, op: Operation) -> Rule:
-        sizes = self._sizes(op)
+        sizes = op.exprs("sizes")
         whole, parts = _concat_letters(op, len(sizes))
         text = f"{whole}->" + ",".join(whole.replace("Z", p) for p in parts)
         known = dict(zip(parts, sizes, strict=True))
         return make_rule(text, exchanged=f"{parts}Z", linear=[0], sizes=known)
 
-    @staticmethod
-    def _sizes(op: Operation) -> list[Expr]:
-        given = op.attrs["sizes"]
-        return [v for v in (given if isinstance(given, tuple) else (given,)) if isinstance(v, Expr)]
-
     def verify(self, op: Operation) -> Iterator[str]:
-        whole, total = op.operands[0].tensor.shape[_concat_dim(op)], sum(self._sizes(op), ZERO)
+        whole, total = op.operands[0].tensor.shape[_concat_dim(op)], sum(op.exprs("sizes"), ZERO)
         if not same(whole, total):
             yield f"expects parts that add up to {whole}, found {total}"
 
@@ -262,7 +251,7 @@ class Cut(OpDef):
         return gradients(b, op, all_present(op, grads), by="stg.concat")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        ends = np.cumsum([ctx.size(size) for size in self._sizes(op)])
+        ends = np.cumsum([ctx.size(size) for size in op.exprs("sizes")])
         return np.split(args[0], ends[:-1], axis=_concat_dim(op))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
@@ -78,7 +78,7 @@ def to_parts(b: Builder, v: Value, text: str, over: Sequence[str]) -> Value:
         return v
     spec = f"{text.replace('s', '(zs)')}->{text.replace('s', 'zs')}"
     attrs: dict[str, RawAttr] = {
-        "spec": Quoted(plain(spec)),
+        "spec": plain(spec),
         "factors": ("z",),
         "sizes": (axis_size(over),),
     }
@@ -90,7 +90,7 @@ def from_parts(b: Builder, v: Value, text: str, hint: str) -> Value:
     if "s" not in text:
         return v
     spec = f"{text.replace('s', 'zs')}->{text.replace('s', '(zs)')}"
-    return b.value("stg.reshape", [v], {"spec": Quoted(plain(spec))}, hint=hint)
+    return b.value("stg.reshape", [v], {"spec": plain(spec)}, hint=hint)
 
 
 def plain(spec: str) -> str:

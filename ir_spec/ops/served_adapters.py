@@ -75,11 +75,9 @@ class AdapterProduct(OpDef):
     def used(self, op: Operation, whole: Expr, n: Sizes) -> Expr:
         """What of something that is spread over the adapters the sequences of a rank use, to the
         nearest whole number."""
-        adapters, chosen = (
-            op.operands[self.weights].tensor.shape[0],
-            self.rule(op).operands[self.adapter],
-        )
-        sequences = n[chosen[0][0]] * (op.expr("sequences") if "sequences" in op.attrs else ONE)
+        adapters = op.operands[self.weights].tensor.shape[0]
+        chosen = self.rule(op).operands[self.adapter]
+        sequences = n[chosen[0][0]] * op.expr("sequences", ONE)
         return call("reached", [whole, adapters, ONE, sequences])
 
     def bytes_touched(self, op: Operation) -> Expr:
@@ -136,7 +134,7 @@ class LoraBuffer(OpDef):
         return total(v.tensor.local_bytes for v in op.results)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        return [np.zeros([ctx.size(n) for n in v.tensor.local_shape]) for v in op.results]
+        return [np.zeros(ctx.shape(v)) for v in op.results]
 
 
 class LoraShrink(AdapterProduct):

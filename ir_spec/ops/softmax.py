@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stagec.ir.builder import Builder
-from stagec.ir.core import Operation, Quoted, Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, evaluate
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
@@ -66,7 +66,7 @@ class Softmax(RowOp):
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         (x,) = op.operands
         row = letters(x.tensor.rank)
-        spec = Quoted(f"{row}->{row[:-1]}")
+        spec = f"{row}->{row[:-1]}"
         mine = b.value("stg.max", [x], {"spec": spec, "to": "f32"}, hint=f"{x.name}_top")
         (top,) = all_reduced(b, [mine], over, "max")
         part = b.value("stg.sum_exp", [x, top], op.attrs, hint=f"{x.name}_exp")

@@ -307,9 +307,8 @@ class RepeatOp(RegionOp):
 
     def region_args(self, op: Operation) -> Sequence[Type]:
         carry = op.integer("carry", 1)
-        return [
-            v.tensor.inner if i < carry else v.tensor.sliced() for i, v in enumerate(op.operands)
-        ]
+        types = [v.tensor for v in op.operands]
+        return [*(t.inner for t in types[:carry]), *(t.sliced() for t in types[carry:])]
 
     def infer(self, op: Operation) -> list[Type]:
         carry, count = op.integer("carry", 1), op.expr("count")
@@ -379,10 +378,8 @@ def joined(op: Operation, type_: TensorType) -> TensorType:
     d, name = joined_dim(op, type_), op.text("split")
     if d is None:
         return type_
-    whole = {name: symbol(name) * op.expr("count")}
-    dims = list(type_.dims)
-    dims[d] = replace(dims[d], size=substitute(dims[d].size, whole))
-    return replace(type_, dims=tuple(dims))
+    whole = substitute(type_.dims[d].size, {name: symbol(name) * op.expr("count")})
+    return type_.with_dim(d, replace(type_.dims[d], size=whole))
 
 
 def microbatch(op: Operation, type_: TensorType) -> TensorType:
@@ -395,12 +392,10 @@ def microbatch(op: Operation, type_: TensorType) -> TensorType:
             op.loc,
             remedy="count is the number of microbatches, 1 for a single one",
         )
-    dims = tuple(replace(d, size=_divide(d.size, name, count)) for d in type_.dims)
+    part = {name: symbol(name) / count}
+    parts = [substitute(d.size, part) if name in d.size.symbols else d.size for d in type_.dims]
+    dims = tuple(replace(d, size=size) for d, size in zip(type_.dims, parts, strict=True))
     return replace(type_.inner, dims=dims)
-
-
-def _divide(size: Expr, name: str, count: Expr) -> Expr:
-    return substitute(size, {name: symbol(name) / count}) if name in size.symbols else size
 
 
 class ConstantOp(OpDef):

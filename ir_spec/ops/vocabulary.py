@@ -22,7 +22,9 @@ from stagec.ir_spec.ops.loss_forms import (
     GIVEN_TYPE,
     MEAN,
     STEPS,
+    LossOfLogits,
     logsumexp,
+    one_hot,
     row_sums,
     target_of,
     with_head,
@@ -82,7 +84,7 @@ class EmbeddingGrad(OpDef):
         return [out]
 
 
-class CrossEntropy(OpDef):
+class CrossEntropy(LossOfLogits):
     """Mean negative log-likelihood in fp32; the second result is the row log-sum-exp for backward.
 
     With a split vocabulary it becomes three all_reduces of [batch, sequence] in fp32: the maximum,
@@ -96,7 +98,6 @@ class CrossEntropy(OpDef):
 
     name = "stg.cross_entropy"
     traits = (Wide(), TakesLogits())
-    operands = ("logits", "labels")
     results = ("loss", "lse?")
     params = (MEAN, _IN_PLACE, STEPS, GIVEN_TYPE, COMPILED)
     index = IndexRule("...v,...->,...", special="v")
@@ -112,9 +113,6 @@ class CrossEntropy(OpDef):
     def bytes_touched(self, op: Operation) -> Expr:
         more = op.operands[0].tensor.local_bytes * 5 if op.flag(STEPS.name) else ZERO
         return super().bytes_touched(op) + more
-
-    def logits(self, op: Operation) -> Value:
-        return op.operands[0]
 
     def expanded(self, b: Builder, op: Operation, form: LossForm) -> Value | None:
         logits, labels = op.operands
@@ -153,15 +151,11 @@ class CrossEntropy(OpDef):
             case _:
                 return None
 
-    def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        return op.operands[0].tensor.shape[-1] if operand == 1 else None
-
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         top, exp = row_sums(b, op.operands[0], special["v"], steps=op.flag(STEPS.name))
         target = target_of(b, op, special["v"])
-        return b.op(
-            "stg.nll", [top, exp, target], {"mean": op.expr("mean")}, names=["loss", "lse"]
-        ).results
+        mean = {"mean": op.expr("mean")}
+        return b.op("stg.nll", [top, exp, target], mean, names=["loss", "lse"]).results
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, labels = args
@@ -193,10 +187,8 @@ class CrossEntropyGrad(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         logits, labels, lse, dloss = args
-        words: int = logits.shape[-1]
-        onehot = labels[..., None] - ctx.start(op.operands[0].tensor.dims[-1]) == np.arange(words)
         scale = dloss / ctx.size(op.expr("mean"))
-        return [(np.exp(logits - lse[..., None]) - onehot) * scale]
+        return [(np.exp(logits - lse[..., None]) - one_hot(op, ctx, logits, labels)) * scale]
 
 
 class SumExp(OpDef):

@@ -8,7 +8,8 @@ from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 LIFETIMES = ("persistent", "freed")
-REDUCED = ("each", "once", "staged")
+STAGED = "staged"
+REDUCED = ("each", "once", STAGED)
 COLLECTIVES = ("reduce_scatter", "all_reduce")
 SUMS = ("direct", "cast")
 

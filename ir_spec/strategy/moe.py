@@ -54,11 +54,6 @@ class MoeRule(Record):
         "travel to experts and back.",
     )
 
-    @property
-    def halves(self) -> int:
-        """The number of overlapping batches of a step."""
-        return 2 if self.two_batches else 1
-
 
 class MoeOp(Statement):
     """How tokens are sent to the experts that a router chose, and back.

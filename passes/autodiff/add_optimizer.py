@@ -97,9 +97,7 @@ def add_optimizer(module: Module) -> None:
             end.loc,
             remedy="return one gradient for each parameter, as 'differentiate' does",
         )
-    b = Builder(
-        module.registry, body, len(body.ops) - 1, loc=made_by(PASS, strategy.loc), phase="optimizer"
-    )
+    b = Builder.before(module.registry, end, loc=made_by(PASS, strategy.loc), phase="optimizer")
     clip = None
     if strategy.optimizer.clip != 0 and grads:
         peers = module.main.names("peers")
@@ -217,14 +215,13 @@ class _Updates:
         """A builder after the op that makes a gradient and all users of its parameter there."""
         region, mesh = t.grad.region, self._module.mesh
         if mesh is not None and any(size != 1 for size in mesh.sizes.values()):
-            return Builder(  # reductions of a layer's gradients are one call, before all updates
-                self._b.registry, region, len(region.ops) - 1, loc=self._b.loc, phase="optimizer"
-            )
-        users = [_within(op, region) for op, _ in t.param.uses]
-        places = [op.position() for op in (*users, t.grad.producer) if op is not None]
-        return Builder(
-            self._b.registry, region, 1 + max(places), loc=self._b.loc, phase="optimizer"
-        )
+            # reductions of a layer's gradients are one call, before all updates
+            place = len(region.ops) - 1
+        else:
+            users = [_within(op, region) for op, _ in t.param.uses]
+            made = (op.position() for op in (*users, t.grad.producer) if op is not None)
+            place = 1 + max(made)
+        return Builder(self._b.registry, region, place, loc=self._b.loc, phase="optimizer")
 
 
 def _within(op: Operation | None, region: Region) -> Operation | None:
@@ -294,9 +291,8 @@ def _clip_factor(
     for peer in peers:
         ends = {"value": f"norm_sq_{peer}", "source": peer, "to": part}
         shares.append(arrive(b, replace(norm.tensor, placed=True), ends, f"norm_sq_{peer}"))
-    return b.value(
-        "stg.clip_factor", [_added(b, shares, "norm_sq_all")], {"max": clip}, hint="clip"
-    )
+    every = _added(b, shares, "norm_sq_all")
+    return b.value("stg.clip_factor", [every], {"max": clip}, hint="clip")
 
 
 def _added(b: Builder, values: Sequence[Value], hint: str) -> Value:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from stagec.api import Builder, Operation, Region, Registry, Value, const, factor_sizes, made_by
 from stagec.ir.expr import is_quadratic
 from stagec.ir.recompute_window import EVERY, FIRST
-from stagec.ir.rewrite import enclosing
+from stagec.ir.rewrite import carried, enclosing
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.recompute import take_recompute
@@ -84,7 +84,7 @@ class _HandOver:
         self._registry, self._forward, self._back = registry, forward, back
         self._what = take_recompute(forward)
         self._recalled: dict[Value, Value] = {}
-        self._carry = forward.integer("carry", 1)
+        self._carry = carried(forward)
         self._inside: dict[Value, Value] = {}
         self._place = back.body.terminator  # recomputed operations go before this one
         self._listed = _listed(forward.body, self._what)
@@ -174,17 +174,13 @@ class _HandOver:
         kept = [v for op in self._forward.body.ops if op in self._listed for v in op.results]
         stashed = [self._bind(v, self._stash(v)) for v in kept if v not in self._inside]
         if stashed:
-            end = self._back.body.terminator
-            discard = Operation(self._registry["stg.discard"], stashed, loc=self._back.loc)
-            self._back.body.insert(end.position(), discard)
+            self._discard(stashed)
 
     def _keep_inputs(self) -> None:
         """Keep the inputs of a checkpoint until its last gradient is complete."""
         args = self._forward.body.args[: self._carry]
         if inputs := [self._inside[a] for a in args if a in self._inside]:
-            attrs = {"phase": "recompute"}  # in iterations that compute again
-            discard = Operation(self._registry["stg.discard"], inputs, attrs, loc=self._back.loc)
-            self._back.body.insert(self._back.body.terminator.position(), discard)
+            self._discard(inputs, "recompute")  # in iterations that compute again
 
     def _replay_rest(self) -> None:
         """Recompute the whole block, including ops that backward does not need."""
@@ -193,8 +189,12 @@ class _HandOver:
             if op.region is None and not all(r in self._inside for r in op.results):
                 self._recompute(op)
         outputs = [self._get(v) for v in self._forward.body.terminator.operands[: self._carry]]
-        discard = Operation(self._registry["stg.discard"], outputs, loc=self._back.loc)
-        self._back.body.insert(self._back.body.terminator.position(), discard)
+        self._discard(outputs)
+
+    def _discard(self, values: Sequence[Value], phase: str = "backward") -> None:
+        """Keep values to the end of backward of a layer."""
+        end, loc = self._back.body.terminator, self._back.loc
+        Builder.before(self._registry, end, loc=loc, phase=phase).op("stg.discard", values)
 
 
 def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:

@@ -37,7 +37,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Region,
     Strategy,
     TensorType,
@@ -130,13 +129,9 @@ def differentiate(module: Module) -> None:
     if func.text("part", MAIN) != MAIN:
         _TrainingStep(module, read_strategy(module), params).run(None)
         return
-    if (
-        loss is None
-        or not isinstance(loss.type, TensorType)
-        or loss.type.rank
-        or loss.type.dtype not in FLOATS
-    ):
-        type_shown = loss.type if loss is not None else "nothing"
+    type_ = loss.type if loss is not None else None
+    if not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
+        type_shown = "nothing" if loss is None else type_
         raise error(
             f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
             end.loc,
@@ -177,7 +172,7 @@ class _TrainingStep:
             self._reductions.accumulates = True
             loss = region.terminator.operands[loss.index] if loss is not None else None
         at = made_by(PASS, loss.loc if loss is not None else func.loc)
-        builder = Builder(self._registry, region, len(region.ops) - 1, loc=at, phase="backward")
+        builder = Builder.before(self._registry, region.terminator, loc=at, phase="backward")
         tape = _Tape(self, builder)
         if loss is not None:
             tape.give(loss, builder.value("stg.constant", attrs={"value": 1}, hint="d_loss"))
@@ -203,13 +198,8 @@ class _TrainingStep:
                 param.loc,
                 remedy="use it, or drop the clause 'param'",
             )
-        b = Builder(
-            self._registry,
-            region,
-            len(region.ops) - 1,
-            loc=made_by(PASS, param.loc),
-            phase="gradient",
-        )
+        loc = made_by(PASS, param.loc)
+        b = Builder.before(self._registry, region.terminator, loc=loc, phase="gradient")
         if self._strategy.optimizer.form == "in_backward":
             b = where_made(b, [grad])
             b.phase = "gradient"
@@ -246,10 +236,8 @@ class _TrainingStep:
         region = back.make_region()
         inner = _Tape(self, Builder(self._registry, region, loc=tape.builder.loc, phase="backward"))
         for i in live:
-            arg = region.add_arg(
-                op.results[i].prefixed("d_"), op.body.args[i].tensor.unplaced(), op.loc
-            )
-            inner.give(op.body.terminator.operands[i], arg)
+            name, type_ = op.results[i].prefixed("d_"), op.body.args[i].tensor.unplaced()
+            inner.give(op.body.terminator.operands[i], region.add_arg(name, type_, op.loc))
         inner.backward(list(op.body.ops[:-1]))
         self._close_repeat(tape, op, back, inner, live)
 
@@ -288,11 +276,9 @@ class _TrainingStep:
             grad = inner.take(arg, at_once=is_param)
             if grad is None:
                 continue
-            yields.append(
-                self._reductions.local(inner.builder, grad, outer, sliced=True)
-                if is_param
-                else grad
-            )
+            if is_param:
+                grad = self._reductions.local(inner.builder, grad, outer, sliced=True)
+            yields.append(grad)
             slots.append((outer, is_param))
         shared = inner.leftovers()
         yields += [g for _, g in shared]
@@ -303,13 +289,9 @@ class _TrainingStep:
             back.add_result(op.operands[i].prefixed("d_"), value.tensor)
             tape.give(op.operands[i], back.results[-1])
         for (outer, is_param), value in zip(slots, yields[len(live) :], strict=False):
-            result = back.add_result(
-                outer.prefixed("g_") if is_param else outer.prefixed("d_"),
-                value.tensor.stacked(count),
-            )
-            tape.give(outer, result)
-            if is_param:
-                tape.loops[outer] = back
+            name = outer.prefixed("g_" if is_param else "d_")
+            tape.give(outer, back.add_result(name, value.tensor.stacked(count)))
+            tape.loops |= {outer: back} if is_param else {}
         for outer, grad in shared:
             result = back.add_result(outer.prefixed("d_") + "_stack", grad.tensor.stacked(count))
             tape.give(outer, _sum_stack(tape.builder, result, outer.prefixed("d_")))
@@ -392,11 +374,11 @@ def _zero(b: Builder, value: Value) -> Value:
     zero = cast_once(b, b.value("stg.constant", attrs={"value": 0}, hint="zero"), type_.dtype)
     if not type_.rank:
         return zero
-    attrs: dict[str, RawAttr] = {"spec": Quoted(f"->{letters(type_.rank)}"), "sizes": type_.shape}
+    attrs: dict[str, RawAttr] = {"spec": f"->{letters(type_.rank)}", "sizes": type_.shape}
     return b.value("stg.broadcast", [zero], attrs, hint=value.prefixed("d_"))
 
 
 def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
-    return b.value("stg.sum", [stack], {"spec": Quoted(f"{text}->{text[1:]}")}, hint=hint)
+    return b.value("stg.sum", [stack], {"spec": f"{text}->{text[1:]}"}, hint=hint)

@@ -9,6 +9,7 @@ from stagec.api import Builder, Module, Operation, Strategy, Value, const, made_
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
+from stagec.ir.module import uncast
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.selection import Pad
@@ -57,9 +58,10 @@ class GradientReductions:
             return cast_once(at, grad, self._wire(param))
         to = of_parameter(dtypes.grad, param.tensor.dtype)
         if whole:
-            to, made = self._wire(param), grad.producer
-            grad = made.operands[0] if made is not None and made.has(Recasts) else grad
-            grad = _unfilled(grad)
+            to, source = self._wire(param), uncast(grad)
+            if source.tensor.dtype != dtypes.compute:  # a cast of autocast is a node of the graph
+                source = grad
+            grad = _unfilled(source)
             at = b if grad.tensor.dtype != to else where_made(b, [grad])
         attrs: dict[str, RawAttr] = {"to": to, **({"phase": "gradient"} if at is b else {})}
         if self._rule.sums == "cast" and grad.tensor.dtype != to:
@@ -75,10 +77,8 @@ class GradientReductions:
     ) -> Mapping[Value, Value]:
         """The gradients of a step, reduced after its backward in the order of the parameters.
         Unreduced sums of layers are reduced layer by layer, because each layer is a unit."""
-        outer = self._module.main.body
-        b = Builder(
-            self._registry, outer, len(outer.ops) - 1, loc=self._module.main.loc, phase="gradient"
-        )
+        func = self._module.main
+        b = Builder.before(self._registry, func.body.terminator, loc=func.loc, phase="gradient")
         units: dict[Operation, list[Value]] = {}
         for param in loops if self._adds_whole() else ():
             units.setdefault(loops[param], []).append(param)

@@ -14,7 +14,6 @@ from stagec.api import (
     Builder,
     Dim,
     Module,
-    Quoted,
     Strategy,
     TensorType,
     Value,
@@ -28,7 +27,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import uses_of_weight
 from stagec.ir.rule import parse_rule
 from stagec.ir_spec.ops.adam8bit import BLOCK, SMALLEST
-from stagec.ir_spec.ops.contraction import Add, Einsum
+from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
 from stagec.ir_spec.strategy.dtypes import of_parameter
 from stagec.sharding.assumptions import Assumptions
 
@@ -161,12 +160,10 @@ class Optimizer:
         if elements.symbols <= env.keys() and evaluate(elements, env) < SMALLEST:
             return dict.fromkeys(("m", "v"), replace(owned, dtype="f32"))
         dim, block = self._block(owned, depth)
-        each = replace(owned.dims[dim], size=owned.dims[dim].size / const(block))
-        dims = (*owned.dims[:dim], each, *owned.dims[dim + 1 :])
-        self._assumptions.divides(
-            owned.dims[dim].size, const(block) * axis_size(each.axes), self._strategy.loc
-        )
-        codes, scales = replace(owned, dtype="u8"), replace(owned, dtype="f32", dims=dims)
+        whole, parts = owned.dims[dim], const(block) * axis_size(owned.dims[dim].axes)
+        self._assumptions.divides(whole.size, parts, self._strategy.loc)
+        each = owned.with_dim(dim, replace(whole, size=whole.size / const(block)))
+        codes, scales = replace(owned, dtype="u8"), replace(each, dtype="f32")
         return {"m": codes, "v": codes, "m_scale": scales, "v_scale": scales}
 
     def _block(self, owned: TensorType, depth: int) -> tuple[int, int]:
@@ -229,8 +226,8 @@ class Optimizer:
         """transformers/optimization.py: Adafactor.step."""
         yield from ()
         name, type_ = t.param.name, t.param.tensor
-        grad = _as_f32(b, t.grad)
-        source = [t.kept[MASTER]] if MASTER in t.kept else [_as_f32(b, t.param)]
+        grad = cast_to(b, t.grad, "f32")
+        source = [t.kept[MASTER]] if MASTER in t.kept else [cast_to(b, t.param, "f32")]
         square = b.value("stg.adafactor_square", [t.grad, *t.clips], hint=f"{name}_square")
         means, moments, attrs = (_vector if "v" in t.kept else _factors)(b, t, square)
         if t.clip is not None:
@@ -248,12 +245,10 @@ class Optimizer:
         if "momentum" not in t.kept:
             return (yield from self._adamw(b, t))
         name, momentum = t.param.name, t.kept["momentum"]
-        (momentum,) = b.op(
-            "stg.muon_momentum", [momentum, t.grad, *t.clips], names=_names(momentum)
-        ).results
-        update = b.value("stg.muon_update", [momentum, t.grad, *t.clips], hint=f"{name}_update")
-        if update.tensor.dtype != "bf16":
-            update = b.value("stg.cast", [update], {"to": "bf16"}, hint=f"{name}_update_bf16")
+        given, hint = [t.grad, *t.clips], f"{momentum.name}_new"
+        momentum = b.value("stg.muon_momentum", [momentum, *given], hint=hint)
+        update = b.value("stg.muon_update", [momentum, *given], hint=f"{name}_update")
+        update = cast_to(b, update, "bf16")
         matrix: dict[str, RawAttr] = {"rows": t.matrix.rows, "columns": t.matrix.columns}
         names = [f"{name}_orthogonal", f"{name}_scratch"]
         update = b.op("stg.newton_schulz", [update], matrix, names=names).results[0]
@@ -298,12 +293,6 @@ def _names(*values: Value) -> list[str]:
     return [f"{v.name}_new" for v in values]
 
 
-def _as_f32(b: Builder, value: Value) -> Value:
-    if value.tensor.dtype == "f32":
-        return value
-    return b.value("stg.cast", [value], {"to": "f32"}, hint=f"{value.name}_f32")
-
-
 def _is_hidden(matrix: Matrix) -> bool:
     """Whether Muon updates the parameter: it is a matrix of a layer."""
     return bool(matrix.columns) and matrix.depth > 0
@@ -330,7 +319,7 @@ def _vector(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
     """The second moment of a vector, per element."""
     full, tail = _spelled(t)
     v = b.value("stg.decayed_mean", [t.kept["v"], square], hint=f"{t.kept['v'].name}_new")
-    return {"v": v}, [v], {"spec": Quoted(f"{full},{full}{tail}->{full}")}
+    return {"v": v}, [v], {"spec": f"{full},{full}{tail}->{full}"}
 
 
 def _factors(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
@@ -340,15 +329,13 @@ def _factors(b: Builder, t: TrainedTensor, square: Value) -> _Moments:
     keep: dict[str, str] = {}
     for name, lost in (("row", t.matrix.columns), ("column", t.matrix.rows)):
         mean, keep[name] = t.kept[name], "".join(f for i, f in enumerate(full) if i not in lost)
-        spec, count = Quoted(f"{full}->{keep[name]}"), product(shape[i] for i in lost)
+        spec, count = f"{full}->{keep[name]}", {"count": product(shape[i] for i in lost)}
         added = b.value("stg.sum", [square], {"spec": spec}, hint=f"{mean.name}_sum")
-        means[name] = b.value(
-            "stg.decayed_mean", [mean, added], {"count": count}, hint=f"{mean.name}_new"
-        )
+        means[name] = b.value("stg.decayed_mean", [mean, added], count, hint=f"{mean.name}_new")
     row, each = means["row"], "".join(f for f in keep["row"] if f in keep["column"])
-    spec = Quoted(f"{keep['row']}->{each}")
+    spec = f"{keep['row']}->{each}"
     every = b.value("stg.sum", [row], {"spec": spec}, hint=f"{row.name}_sum")
-    rule = Quoted(f"{full},{keep['row']},{each},{keep['column']}{tail}->{full}")
+    rule = f"{full},{keep['row']},{each},{keep['column']}{tail}->{full}"
     number = product(shape[i] for i in t.matrix.rows)
     return means, [row, every, means["column"]], {"spec": rule, "count": number}
 

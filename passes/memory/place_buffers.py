@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Quoted, Value, error, made_by
+from stagec.api import Builder, Module, Operation, Pass, Phase, Value, error, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import UnboundError
 from stagec.memory.arena import placed
@@ -92,7 +92,7 @@ def _arena(
         return
     times, values = _lifetimes(timeline, space)
     b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
-    attrs: dict[str, RawAttr] = {"space": space, "model": Quoted(policy), "bound": placement.bound}
+    attrs: dict[str, RawAttr] = {"space": space, "model": policy, "bound": placement.bound}
     arena = b.op(
         "stg.arena",
         (),
@@ -104,7 +104,7 @@ def _arena(
     for number, spot in placement.places.items():
         first, last = times[number]
         sizes = {"first": first, "last": last, "offset": spot.offset, "bytes": spot.size}
-        made = inner.op("stg.buffer", (), {"of": Quoted(values[number].name), **sizes}, types=())
+        made = inner.op("stg.buffer", (), {"of": values[number].name, **sizes}, types=())
         made.loc = made_by(PASS, values[number].loc)
 
 

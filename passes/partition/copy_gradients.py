@@ -114,31 +114,25 @@ def copy_part(module: Module, part: Operation) -> None:
     """Copy the part that a rank keeps of a replicated gradient, in place: DTensor clones it
     (`Shard._replicate_to_shard`), so that the whole gradient can be freed."""
     if isinstance(part.definition, AllSlice):
-        users = part.result.uses
-        builder = Builder.after(module.registry, part, loc=part.loc, phase="gradient")
-        copy = builder.value("stg.reorder", [part.result], hint=f"{part.result.name}_o")
-        for user, index in list(users):
-            if user is not copy.producer:
-                user.set_operand(index, copy)
+        b = Builder.after(module.registry, part, phase="gradient")
+        copy = b.value("stg.reorder", [part.result], hint=f"{part.result.name}_o")
+        part.result.replace_with(copy)
 
 
 def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
     """Copy the operands of a reduction directly before it, in its element type, in place. `made_in`
     is the element type in which gradients of gathered parameters are computed."""
-    builder = Builder.before(module.registry, reduction, loc=reduction.loc, phase="gradient")
-    dims = [operand_dim(reduction, i) for i in range(len(reduction.operands))]
-    made = [
-        _source(value, dim, made_in) for value, dim in zip(reduction.operands, dims, strict=True)
-    ]
-    dtype = reduction.results[0].tensor.dtype
+    before, dtype = reduction.operands, reduction.results[0].tensor.dtype
+    dims = [operand_dim(reduction, i) for i in range(len(before))]
+    made = [_source(value, dim, made_in) for value, dim in zip(before, dims, strict=True)]
     attrs: dict[str, RawAttr] = {}
     if any(v.tensor.dtype != dtype for v in made):
         attrs["to"] = dtype
-    before = list(reduction.operands)
     if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, before, strict=True)):
         sizes = [v.tensor.shape[d] for v, d in zip(before, dims, strict=True)]
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
-    copies = builder.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
+    b = Builder.before(module.registry, reduction, phase="gradient")
+    copies = b.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
     reduction.set_operands(copies.results)
     keep_last(module, reduction, made)
     for value in before:
@@ -167,10 +161,8 @@ def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> No
 
 def _add_up(b: Builder, cast: Value) -> None:
     """Add a cast gradient to the sum over microbatches, which is another tensor."""
-    users, type_ = list(cast.uses), cast.tensor
-    attrs: dict[str, RawAttr] = {"to": type_.dtype}
-    total = b.value("stg.accumulate_grad", [cast], attrs, type=type_, hint=f"{cast.name}_sum")
-    cast.replace_with(total, users)
+    attrs, hint = {"to": cast.tensor.dtype}, f"{cast.name}_sum"
+    cast.replace_with(b.value("stg.accumulate_grad", [cast], attrs, type=cast.tensor, hint=hint))
 
 
 def _reducing(op: Operation) -> Iterator[Operation]:
@@ -227,21 +219,17 @@ def keep_reduced(module: Module, reduction: Operation) -> None:
 
 def outside_repeats(op: Operation) -> Region:
     """The region of an operation, or that of the repeats around it."""
-    outer = op.parent_op
-    while outer is not None and outer.has(Repeats):
-        op, outer = outer, outer.parent_op
     assert op.parent is not None
-    return op.parent
+    owner = op.parent.owner
+    return outside_repeats(owner) if owner.has(Repeats) else op.parent
 
 
 def drop_with_reductions(module: Module, func: Operation) -> None:
     """Drop each unit that was gathered before the microbatches of a stage right before its
     gradients are reduced, in place (`perform_reduce_grad` of PyTorch calls
     `FSDPParamGroup.post_backward` of one unit after the other)."""
-    steps = next(
-        (op for op in func.body.ops if op.has(Accumulates) and "schedule" in op.attrs), None
-    )
-    if steps is None:
+    steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+    if steps is None or "schedule" not in steps.attrs:
         return
     before, behind = func.body.ops[: steps.position()], func.body.ops[steps.position() + 1 :]
     gathering = [op for op in before if op.has(Repeats) and gathers_of(op.body)]

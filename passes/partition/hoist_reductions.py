@@ -27,6 +27,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
+from stagec.ir.rewrite import carried
 from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats, Terminates
 from stagec.ir_spec.ops.comm import AllReduce
 
@@ -121,7 +122,7 @@ def _way_out(op: Operation) -> list[Value]:
 
 def _hands_on(loop: Operation, index: int) -> bool:
     """Whether a loop stacks or adds up the value that it yields at `index`; both are linear."""
-    return loop.has(Accumulates) or (loop.has(Repeats) and index >= loop.integer("carry", 1))
+    return loop.has(Accumulates) or (loop.has(Repeats) and index >= carried(loop))
 
 
 def _only_user(value: Value) -> tuple[Operation, int] | None:

@@ -91,10 +91,9 @@ class HoldInputs(Pass):
                 if read_strategy(module).one(KernelsRule).attention != MATH:
                     ends = [op for op in func.body.walk() if _is_masked(op)]
                     _make(module, func, "mask", list(_masks(ends)), ends)
-                for op in [
-                    o for o in func.body.walk() if isinstance(o.definition, RelativeBiasGrad)
-                ]:
-                    _make(module, func, "buckets", [_buckets(op)], [op])
+                for op in list(func.body.walk()):
+                    if isinstance(op.definition, RelativeBiasGrad):
+                        _make(module, func, "buckets", [_buckets(op)], [op])
             tables_kept += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
                 _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])

@@ -29,6 +29,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.module import uncast
+from stagec.ir.rewrite import carried
 from stagec.ir.traits import FinalGradient, Recalls, Repeats
 from stagec.ir_spec.ops.comm import AllGather, Collective
 from stagec.sharding.assignment import (
@@ -111,6 +112,9 @@ class _Inserter:
                 self._region_op(op)
         self._terminator(region)
 
+    def _before(self, op: Operation) -> Builder:
+        return Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+
     # -- required placements -----------------------------------------------------------------------
 
     def _rule_op(self, op: Operation, rule: Rule) -> None:
@@ -137,7 +141,7 @@ class _Inserter:
         """Replace an op with a split special factor by the ops of its `partition`."""
         if op.parent is None:
             return
-        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+        builder = self._before(op)
         builder.finish = lambda new: place_from_operands(new, self._facts)
         new = op.definition.partition(builder, op, special)
         for old, value in zip(op.results, new, strict=False):
@@ -147,8 +151,8 @@ class _Inserter:
 
     def _region_op(self, op: Operation) -> None:
         region = op.body
-        carried = op.integer("carry", 1) if op.has(Repeats) else len(op.operands)
-        for i, value in enumerate(op.operands[:carried]):
+        count = carried(op) if op.has(Repeats) else len(op.operands)
+        for i, value in enumerate(op.operands[:count]):
             target = region.args[i].tensor
             self._require(op, i, value, [d.axes for d in target.dims], target.partial_axes)
         self.region(region)
@@ -158,13 +162,12 @@ class _Inserter:
     def _terminator(self, region: Region) -> None:
         owner, end = region.owner, region.terminator
         if owner.has(Repeats):
-            targets = [a.tensor for a in region.args[: owner.integer("carry", 1)]]
+            targets = [a.tensor for a in region.args[: carried(owner)]]
         else:
             targets = [t for t in region.returns if isinstance(t, TensorType)]
         for i, target in enumerate(targets):
-            self._require(
-                end, i, end.operands[i], [d.axes for d in target.dims], target.partial_axes
-            )
+            splits = [d.axes for d in target.dims]
+            self._require(end, i, end.operands[i], splits, target.partial_axes)
 
     # -- moving values -----------------------------------------------------------------------------
 
@@ -179,7 +182,7 @@ class _Inserter:
         except NoPlanError as e:
             message = f"'{op.name}' needs %{value.name} placed otherwise: {e}"
             raise error(message, op.loc, remedy=MAKE_PARTS) from None
-        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+        builder = self._before(op)
         home = value.region if op.parent is None else op.parent
         keeps = (self._save_gathered and not op.flag("again")) or is_parameter(uncast(value))
         for step in steps:
@@ -207,23 +210,17 @@ class _Inserter:
         that each such sum is reduced once."""
         groups: dict[Axes, list[Value]] = {}
         for value in op.operands:
-            groups.setdefault(
-                tuple(a for a in value.tensor.partial_axes if a not in passing), []
-            ).append(value)
+            axes = tuple(a for a in value.tensor.partial_axes if a not in passing)
+            groups.setdefault(axes, []).append(value)
         if len(groups) < 2 and not any(groups):
             return
-        builder = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
-        sums: list[Value] = []
-        for values in groups.values():
-            one = (
-                values[0]
-                if len(values) == 1
-                else builder.value(
-                    op.name, values, hint=f"{op.results[0].name}_part", type=values[0].tensor
-                )
-            )
-            sums.append(one)
-        op.set_operands(sums)
+        b, hint = self._before(op), f"{op.results[0].name}_part"
+        op.set_operands(
+            values[0]
+            if len(values) == 1
+            else b.value(op.name, values, hint=hint, type=values[0].tensor)
+            for values in groups.values()
+        )
 
 
 def _emit(b: Builder, value: Value, step: CollectiveStep) -> Value:
@@ -255,7 +252,7 @@ def _keep_moved(region: Region, *, save_gathered: bool) -> None:
     """
     for op in region.ops:
         if op.region is not None and op.has(Repeats):
-            for index in range(op.integer("carry", 1), len(op.results)):
+            for index in range(carried(op), len(op.results)):
                 while _keep_one(op, index, save_gathered=save_gathered):
                     pass
         elif op.region is not None:

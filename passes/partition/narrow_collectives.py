@@ -146,8 +146,6 @@ def _cast_after(module: Module, cast: Operation, move: Operation) -> None:
     to = moved.tensor
     move.set_operand(0, source)
     moved.type = replace(to, dtype=source.tensor.dtype)
-    users = list(moved.uses)
-    made = b.value(cast.name, [moved], cast.attrs, type=to, hint=cast.result.name)
-    moved.replace_with(made, users)
+    moved.replace_with(b.value(cast.name, [moved], cast.attrs, type=to, hint=cast.result.name))
     if not cast.result.uses:
         cast.erase()

@@ -138,10 +138,9 @@ def _part_pins(module: Module, region: Region) -> list[Operation]:
                 pin = value.type
                 if not isinstance(pin, TensorType) or not pin.placed:
                     continue
-                value.type, users = pin.unplaced(), list(value.uses)
-                hint = f"{value.name}_placed"
+                value.type, hint = pin.unplaced(), f"{value.name}_placed"
                 there = b.value("stg.sharding_constraint", [value], type=pin, hint=hint)
-                value.replace_with(there, users)
+                value.replace_with(there)
                 if there.producer is not None:
                     made.append(there.producer)
     return made

@@ -88,9 +88,7 @@ def _copy_results(module: Module, gather: Operation) -> None:
     b = Builder.after(module.registry, gather)
     for index, value in enumerate(gather.results):
         if operand_dim(gather, index):
-            users = list(value.uses)
-            copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")
-            value.replace_with(copy, users)
+            value.replace_with(b.value("stg.reorder", [value], hint=f"{value.name}_o"))
 
 
 def _copy_operands(module: Module, reduction: Operation) -> None:

@@ -87,10 +87,10 @@ def _has_experts(type_: TensorType) -> bool:
 
 def _sort_after(module: Module, op: Operation, index: int) -> None:
     moved = op.results[index]
-    users = list(moved.uses)
     b = Builder.after(module.registry, op, loc=made_by(SortExpertRows.name, op.loc))
-    made = b.value(SortRows.name, [moved], type=moved.type, hint=f"{moved.name}_sorted")
-    moved.replace_with(made, users)
+    moved.replace_with(
+        b.value(SortRows.name, [moved], type=moved.type, hint=f"{moved.name}_sorted")
+    )
 
 
 def _sort_before(module: Module, op: Operation, index: int) -> None:

@@ -53,7 +53,7 @@ def connect_parts(module: Module, other: Module) -> None:
             "first": crossing.first[pod][end.chunk],
             "ways": crossing.ways[pod],
             "stream": crossing.stream,
-            "streams": len(crossings.values),
+            "streams": crossings.layers,
         }
         made = _message(module, end, attrs, crossing)
         _check(module, made, crossing, end.way)

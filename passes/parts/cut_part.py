@@ -26,6 +26,7 @@ from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, FLOATS, PARAMETERS
 from stagec.ir_spec.ops.parts import Arrive, Depart, arrive, depart
 from stagec.ir_spec.strategy.part import MAIN, PartRule
+from stagec.passes.parts.cut_layers import cut_layers
 from stagec.sharding.strategy import PipelineRule
 from stagec.support.suggest import did_you_mean
 
@@ -71,15 +72,23 @@ class CutPart(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        cut_part(module, strategy.all(PartRule), self.keep, self.rest)
+        rules = strategy.all(PartRule)
+        cut_part(module, rules, self.keep, self.rest)
         if strategy.pipeline is not None:
-            _check_stages(module, strategy.pipeline)
+            _check_stages(module, strategy.pipeline, rules)
 
 
-def _check_stages(module: Module, pipeline: PipelineRule) -> None:
+def _check_stages(module: Module, pipeline: PipelineRule, rules: Sequence[PartRule]) -> None:
     """Raise `DiagnosticError` for pipeline stages that would deadlock with another part: they start
     several microbatches before the gradient of the first one arrives. This concerns a part that
-    both sends values to another part and receives some, and a part that does not run ahead."""
+    both sends values to another part and receives some, and a part that does not run ahead. With
+    feed-forward apart, a value crosses in each layer, between pods without stages."""
+    if any(rule.feed_forward for rule in rules):
+        raise error(
+            "a part with feed-forward cannot be used with pipeline stages",
+            pipeline.loc,
+            remedy="leave --pp out",
+        )
     part = module.main.text("part")
     ends = [op for op in module.main.body.ops if isinstance(op.definition, Arrive | Depart)]
     gone = [op for op in ends if isinstance(op.definition, Depart)]
@@ -107,7 +116,7 @@ def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = M
     names.
 
     Raises `DiagnosticError` for unknown or repeated names, values that are not results of the
-    function itself, nested parts, and parameters that two parts use.
+    function itself, nested parts, parameters that two parts use, and layers that cannot be cut.
     """
     known = [rest, *(rule.name for rule in rules)]
     if keep not in known or len(known) == 1:
@@ -116,13 +125,24 @@ def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = M
             module.main.loc,
             remedy=did_you_mean(keep, known) or f"its parts are: {', '.join(known)}",
         )
-    parts = _Parts(module.main.body, rest)
-    for rule in rules:
-        parts.add(rule)
-    parts.check()
-    trained = [part for part in known if any(v.tensor.role == "param" for v in parts.args(part))]
-    _cut(module, parts, keep)
     func = module.main
+    if layers := next((rule for rule in rules if rule.feed_forward), None):
+        if len(rules) > 1:
+            raise error(
+                f"the part '{layers.name}' with feed-forward cannot be used with other parts",
+                layers.loc,
+                remedy="leave the others out",
+            )
+        cut_layers(module, layers, keep, rest)
+        trained: list[str] = []
+    else:
+        parts = _Parts(func.body, rest)
+        for rule in rules:
+            parts.add(rule)
+        parts.check()
+        trained = [p for p in known if any(v.tensor.role == "param" for v in parts.args(p))]
+        _cut(module, parts, keep)
+    _drop_unused(module)
     func.attrs["part"] = keep
     if peers := tuple(part for part in trained if part != keep and keep in trained):
         func.attrs["peers"] = peers
@@ -233,8 +253,9 @@ def _parameters(values: Iterable[Value]) -> list[Value]:
 def _named(body: Region, rule: PartRule) -> Value:
     """The value that ends a part. Raises `DiagnosticError`."""
     if len(rule.of) != 1:
+        number = "several values" if rule.of else "no value"
         raise error(
-            f"the part '{rule.name}' has several values, expected one", rule.loc, remedy="name one"
+            f"the part '{rule.name}' has {number}, expected one", rule.loc, remedy="name one"
         )
     name = rule.of[0]
     named = [v for v in body.values() if v.is_called(name)]
@@ -278,6 +299,11 @@ def _cut(module: Module, parts: _Parts, keep: str) -> None:
         body.returns = ()
     for op in reversed(theirs):
         op.erase()
+
+
+def _drop_unused(module: Module) -> None:
+    """Drop the arguments and the orders of layers of other parts."""
+    body = module.main.body
     body.args[:] = [arg for arg in body.args if arg.uses]
     renumber(body.args)
     used = {op.attrs.get("order") for op in body.walk() if op.has(Repeats)}

@@ -70,9 +70,8 @@ class GatherParametersOnce(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        return any("stages" in func.attrs for func in module.functions) or (
-            read_strategy(module).gathers_first
-        )
+        staged = any("stages" in func.attrs for func in module.functions)
+        return staged or read_strategy(module).gathers_first
 
     def run(self, module: Module) -> None:
         gather_once(module)
@@ -108,7 +107,7 @@ def _gather_again(module: Module, action: Operation, actions: Sequence[Operation
         if later and _is_marked(gather):
             users = [enclosing(user, action.body) for user, _ in gather.result.uses]
             behind = Builder.after(module.registry, max(users, key=Operation.position))
-            behind.op("stg.reshard", gather.results, types=())
+            behind.op("stg.reshard", gather.results)
             end = later[0].body.terminator
             b = Builder.before(module.registry, end, loc=gather.loc, phase="backward")
             attrs = {n: a for n, a in gather.attrs.items() if n != "phase"} | {"stays": True}

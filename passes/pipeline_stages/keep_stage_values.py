@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
-from stagec.ir.traits import Accumulates, Recasts, TakesLogits
+from stagec.ir.module import uncast
+from stagec.ir.traits import Accumulates, TakesLogits
 from stagec.ir_spec.ops.comm import AllSlice
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
 from stagec.ir_spec.ops.structure import joined
 from stagec.ir_spec.strategy.stage_buffers import AHEAD, NEXT, SENT, STEP, WEIGHTS, StageBuffersRule
 from stagec.passes.pipeline_stages.sections import ActionKind, yielded
+from stagec.schedule.attached import schedule_of
 
 
 class KeepStageValues(Pass):
@@ -131,7 +133,8 @@ class KeepStageValues(Pass):
                 _keep_outputs(module, func, accumulate)
             if rule.graph == WEIGHTS:
                 _keep_graph(module, func, accumulate)
-            if rule.gradients == NEXT and accumulate.text("schedule") == "1f1b":
+            schedule = schedule_of(module.registry, accumulate.text("schedule"))
+            if rule.gradients == NEXT and schedule.keeps_sent_gradients:
                 _keep_gradients(accumulate)
 
 
@@ -149,10 +152,9 @@ def _keep_results(module: Module, accumulate: Operation) -> None:
         for back in _actions(accumulate, ActionKind.BACKWARD):
             if back.integer("chunk") == forward.integer("chunk"):
                 kept = [yielded(forward, v) for v in _returned(forward)]
-                end = back.body.terminator
-                b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
                 if kept:
-                    b.op("stg.discard", kept, types=())
+                    b = Builder.before(module.registry, back.body.terminator, phase="backward")
+                    b.op("stg.discard", kept)
 
 
 def _keep_last(module: Module, func: Operation, accumulate: Operation) -> None:
@@ -165,7 +167,7 @@ def _keep_last(module: Module, func: Operation, accumulate: Operation) -> None:
             after = Builder.after(module.registry, accumulate, loc=op.loc, phase="backward")
             last = after.value("stg.workspace", type=value.tensor, hint=f"{value.name}_last")
             before = Builder.before(module.registry, end, loc=op.loc, phase="backward")
-            before.op("stg.discard", [last], types=())
+            before.op("stg.discard", [last])
 
 
 def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> None:
@@ -178,33 +180,26 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
             last = next(ends, next(user for user, _ in every.uses))
             b = Builder.before(module.registry, last, loc=value.loc, phase="forward")
             merged = b.value("stg.reorder", [every], hint=f"{value.name}_merged")
-            b.op("stg.discard", [merged], types=())
+            b.op("stg.discard", [merged])
 
 
 def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
     """Keep the values that forward of a chunk saves until the gradients of its weights are
     computed, except for the loss, which is detached before. Keep the gradients of received values
     to the end of the step."""
+    forwards, backs = (
+        {action.integer("chunk"): action for action in _actions(accumulate, kind)}
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
+    )
     for weights in _actions(accumulate, ActionKind.WEIGHTS):
-        forward, back = (
-            next(
-                a
-                for a in _actions(accumulate, kind)
-                if a.integer("chunk") == weights.integer("chunk")
-            )
-            for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
-        )
+        chunk = weights.integer("chunk")
+        forward, back = forwards[chunk], backs[chunk]
         pairs = zip(forward.results, forward.body.terminator.operands, strict=True)
-        saved = [
-            result
-            for result, inside in pairs
-            if any(user.parent_op is back for user, _ in result.uses)
-            and not (inside.producer is not None and inside.producer.has(TakesLogits))
-        ]
-        end = weights.body.terminator
-        b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
+        taken = [(r, v.producer) for r, v in pairs if any(u.parent_op is back for u, _ in r.uses)]
+        saved = [r for r, made in taken if made is None or not made.has(TakesLogits)]
         if saved:
-            b.op("stg.discard", saved, {"alone": True}, types=())
+            b = Builder.before(module.registry, weights.body.terminator, phase="backward")
+            b.op("stg.discard", saved, {"alone": True})
         for value in _returned(back):
             _keep_over_step(module, func, accumulate, yielded(back, value))
 
@@ -213,9 +208,8 @@ def _keep_over_step(module: Module, func: Operation, accumulate: Operation, valu
     """Keep a value of each microbatch to the end of the step. Returns the value that joins them."""
     accumulate.body.terminator.add_operand(value)
     every = accumulate.add_result(value.name, joined(accumulate, value.tensor), value.loc)
-    end = func.body.terminator
-    last = Builder.before(module.registry, end, loc=end.loc, phase="forward")
-    last.op("stg.discard", [every], types=())
+    last = Builder.before(module.registry, func.body.terminator, phase="forward")
+    last.op("stg.discard", [every])
     return every
 
 
@@ -246,6 +240,4 @@ def _logits(forward: Operation) -> Iterator[Value]:
     """The logits of the model before their cast for the loss."""
     for op in forward.body.ops:
         if op.has(TakesLogits):
-            made = op.operands[0].producer
-            cast = made is not None and made.has(Recasts)
-            yield made.operands[0] if made is not None and cast else op.operands[0]
+            yield uncast(op.operands[0])

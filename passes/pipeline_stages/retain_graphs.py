@@ -227,22 +227,19 @@ def _retain(module: Module, weights: Operation) -> None:
             kept += _Graph(module, first, second).by_weight()
             _move_ahead(second)
     if kept:
-        end = weights.body.terminator
-        b = Builder.before(module.registry, end, loc=end.loc, phase="backward")
-        b.op("stg.discard", kept, types=())
+        b = Builder.before(module.registry, weights.body.terminator, phase="backward")
+        b.op("stg.discard", kept)
 
 
 def _move_ahead(second: Operation) -> None:
     """Run layers first, in the order of the parameters of a model. The values for the weights after
     them stay until then."""
-    region = second.parent
+    region, place = second.parent, second.position()
     if region is not None:
         needed = region.ancestors(second.operands)
-        behind = [op for op in region.ops[: second.position()] if op not in needed]
-        for op in behind:
-            region.ops.remove(op)
-        place = second.position() + 1
-        region.ops[place:place] = behind
+        first = [op for op in region.ops[:place] if op in needed]
+        behind = [op for op in region.ops[:place] if op not in needed]
+        region.ops[: place + 1] = [*first, second, *behind]
 
 
 def _first_part(second: Operation) -> Operation | None:
@@ -259,14 +256,10 @@ def _first_part(second: Operation) -> Operation | None:
 
 def _begins(weights: Operation) -> bool:
     """Whether a chunk is the first one of the model: it takes no value of another chunk."""
-    region = weights.parent
-    chunk, kind = weights.integer("chunk"), ActionKind.FORWARD.label
-    forward = next(
-        op
-        for op in (region.ops if region is not None else ())
-        if isinstance(op.definition, ActionOp)
-        and (op.integer("chunk"), op.text("kind")) == (chunk, kind)
-    )
+    every = weights.parent.ops if weights.parent is not None else ()
+    actions = [op for op in every if isinstance(op.definition, ActionOp)]
+    mine = (op for op in actions if op.integer("chunk") == weights.integer("chunk"))
+    forward = next(op for op in mine if op.text("kind") == ActionKind.FORWARD.label)
     inside = list(forward.body.walk())
     makers = (v.producer for op in inside for v in op.operands)
     others = any(made is not None and isinstance(made.definition, ActionOp) for made in makers)
@@ -350,8 +343,8 @@ class _Graph:
                 if last > number:
                     kept[last].append(copier.values[value])
             if kept[number]:
-                b = Builder.before(self._registry, end, loc=end.loc, phase="recompute")
-                b.op("stg.discard", kept[number], types=())
+                b = Builder.before(self._registry, end, phase="recompute")
+                b.op("stg.discard", kept[number])
         for op in old:
             if op.has(EndsLifetime) and not any(self._is_again(v) for v in op.operands):
                 second.body.insert(end.position(), op)

@@ -228,19 +228,11 @@ class _StageMaker:
     ) -> Operation:
         """Build the function, without adding it to the module. `counts` are the parameter counts of
         the model, `unused` parameters that become arguments as well."""
-        over = self._pipeline.rule.over
-        func = Operation(
-            old.definition,
-            (),
-            {
-                "over": over,
-                "stages": tuple(const(s) for s in self._stages),
-                **counts,
-                **({"freed": True} if old.flag("freed") else {}),
-            },
-            symbol=f"{old.symbol}_stage{self._stages[0]}",
-            loc=old.loc,
-        )
+        stages = tuple(const(s) for s in self._stages)
+        attrs: dict[str, Attr] = {"over": self._pipeline.rule.over, "stages": stages, **counts}
+        attrs |= {"freed": True} if old.flag("freed") else {}
+        symbol = f"{old.symbol}_stage{self._stages[0]}"
+        func = Operation(old.definition, (), attrs, symbol=symbol, loc=old.loc)
         body = func.make_region()
         new = Operation(accumulate.definition, (), accumulate.attrs, loc=accumulate.loc)
         new.attrs |= _schedule_attrs(self._pipeline)
@@ -271,13 +263,11 @@ class _StageMaker:
 
     def orders(self) -> Iterator[Operation]:
         """The declarations of the orders of layers of several kinds on the stages."""
+        definition = self._registry["stg.order"]
         for placed in self._placed:
             for name, order in placed.piece.orders:
-                attrs: dict[str, Attr] = {"layers": order}
                 symbol = self._order_name(placed, name).name
-                yield Operation(
-                    self._registry["stg.order"], (), attrs, symbol=symbol, loc=self._loc
-                )
+                yield Operation(definition, (), {"layers": order}, symbol=symbol, loc=self._loc)
 
     def _order_name(self, placed: PlacedPiece, name: SymbolRef) -> SymbolRef:
         """The name of the order of a stack on a chunk of these stages."""
@@ -298,14 +288,9 @@ class _StageMaker:
     def _action(
         self, values: StageValues, region: Region, part: ActionKind, placed: PlacedPiece
     ) -> None:
-        action = Operation(
-            self._registry["stg.action"],
-            (),
-            {"kind": part.label, "chunk": const(placed.home.chunk)},
-            loc=made_by(PASS, self._sections.body.owner.loc),
-        )
-        if part is not ActionKind.FORWARD:
-            action.attrs["phase"] = "backward"
+        attrs: dict[str, Attr] = {"kind": part.label, "chunk": const(placed.home.chunk)}
+        attrs |= {"phase": "backward"} if part is not ActionKind.FORWARD else {}
+        action = Operation(self._registry["stg.action"], (), attrs, loc=self._loc)
         inner = action.make_region()
         region.append(action)
         values.enter(action, placed)
@@ -361,8 +346,7 @@ class _StageMaker:
         """The carried values that enter a piece, as inputs or as results of the repeat at the
         cut."""
         by = placed.comes_from if part is ActionKind.FORWARD else _reverse(placed.goes_to)
-        repeat, goes_on = self._entry(part, placed)
-        entered: list[Value] = []
+        (repeat, goes_on), entered = self._entry(part, placed), list[Value]()
         if by is None or part is ActionKind.WEIGHTS or repeat is None:
             return entered
         for index, value in enumerate(repeat.results[: carried(repeat)]):

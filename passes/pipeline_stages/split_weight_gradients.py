@@ -145,7 +145,8 @@ class _Split:
         self._end.set_operands([self._end.operands[i] for i in kept])
         op.results[:] = [op.results[i] for i in kept]
         renumber(op.results)
-        self._insert(second)
+        if op.parent is not None:
+            op.parent.insert(op.position() + 1, second)
 
     def _bound(self, second: Operation, value: Value) -> Value:
         """The argument of the second repeat for a value of the first."""
@@ -159,10 +160,3 @@ class _Split:
             second.add_operand(outer)
             self._inside[value] = second.body.add_arg(value.name, value.tensor, value.loc)
         return self._inside[value]
-
-    def _insert(self, second: Operation) -> None:
-        """Insert the second repeat directly after the first."""
-        body = self._op.parent
-        if body is None:
-            return
-        body.insert(self._op.position() + 1, second)

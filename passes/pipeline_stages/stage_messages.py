@@ -51,7 +51,7 @@ class StageMessages:
         d, over = cut
         dim = type_.dims[d]
         split = replace(dim, split=(*dim.split, *(AxisUse(a) for a in over)))
-        sent = replace(type_, dims=(*type_.dims[:d], split, *type_.dims[d + 1 :]), placed=True)
+        sent = replace(type_.with_dim(d, split), placed=True)
         got = b.value("stg.recv", (), attrs, type=sent, hint=f"{name}_s")
         return b.value("stg.all_gather", [got], _moved(cut), hint=name)
 

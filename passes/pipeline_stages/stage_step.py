@@ -85,9 +85,8 @@ class StageStep:
         """Yield the results of actions, and copy the operations after the accumulation."""
         end = Operation(self._module.registry["stg.yield"], (), loc=self._old.loc)
         self._new.body.append(end)
-        for value, result in zip(
-            self._sections.body.terminator.operands, self._old.results, strict=True
-        ):
+        yields = self._sections.body.terminator.operands
+        for value, result in zip(yields, self._old.results, strict=True):
             self._spread[result] = self._yielded(value, result)
         body = self._old.parent
         if body is None:
@@ -308,9 +307,8 @@ class StageStep:
         elif spread.state is SpreadState.SUM:
             part = spread.here.get(None)
             if part is None:
-                part = self._builder.value(
-                    "stg.constant", attrs={"value": 0}, type=value.tensor, hint=value.name
-                )
+                zero, type_ = {"value": 0}, value.tensor
+                part = self._builder.value("stg.constant", (), zero, type=type_, hint=value.name)
             whole = self._reduced(part, op.phase, None)
             self._spread[value] = Spread(SpreadState.EVERYWHERE, None, {None: whole})
         self._builder.phase = op.phase
@@ -363,8 +361,5 @@ def _is_linear(op: Operation, index: int) -> bool:
     if isinstance(op.definition, Movement):
         return op.text("kind", "sum") == "sum"
     rule = op.definition.rule(op)
-    return rule is not None and index in rule.linear and not _scales(op)
-
-
-def _scales(op: Operation) -> bool:
-    return len(op.operands) > 1 and not isinstance(op.definition, Add)
+    scales = len(op.operands) > 1 and not isinstance(op.definition, Add)
+    return rule is not None and index in rule.linear and not scales

@@ -39,9 +39,7 @@ def chunk_name(name: str, chunk: int) -> str:
 @lru_cache(1 << 12)
 def _cut(type_: TensorType, dim: int, size: Expr) -> TensorType:
     """A type with another size of a dimension."""
-    dims = list(type_.dims)
-    dims[dim] = replace(dims[dim], size=size)
-    return replace(type_, dims=tuple(dims))
+    return type_.with_dim(dim, replace(type_.dims[dim], size=size))
 
 
 class StageValues:

@@ -6,19 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stagec.api import (
-    Builder,
-    Dim,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Quoted,
-    Rule,
-    Value,
-    const,
-    made_by,
-)
+from stagec.api import Builder, Dim, Module, Operation, Pass, Phase, Rule, Value, const, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
 from stagec.ir.queries import IsPositive, ask
@@ -116,7 +104,7 @@ class _Part:
         flat = (batch, rows, made[2], inner)
         left, right = (made, flat) if back else (flat, made)
         spec = f"{shape_text(left)},{shape_text(weight)}->{shape_text(right)}"
-        return b.value("stg.einsum", [x, self.weight], {"spec": Quoted(spec)}, hint=hint)
+        return b.value("stg.einsum", [x, self.weight], {"spec": spec}, hint=hint)
 
 
 def _absorb(module: Module, op: Operation) -> bool:
@@ -196,5 +184,5 @@ def _one_head(b: Builder, rows: list[Value]) -> Value:
         whole = source.operands[0]
         if whole.tensor.rank == 4 and whole.tensor.shape[2] == ONE:
             return whole
-    attrs: dict[str, RawAttr] = {"spec": Quoted("bs(zc)->bszc"), "factors": ("z",), "sizes": (ONE,)}
+    attrs: dict[str, RawAttr] = {"spec": "bs(zc)->bszc", "factors": ("z",), "sizes": (ONE,)}
     return b.value("stg.reshape", [flat], attrs, hint=f"{flat.name}_head")

@@ -12,7 +12,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Value,
     const,
     error,
@@ -27,7 +26,7 @@ from stagec.ir.expr import ONE
 from stagec.ir.infer import infer_again
 from stagec.ir.serving_step import PAST
 
-_ROW = Quoted("(ao)b->aob")
+_ROW = "(ao)b->aob"
 
 
 class DraftAhead(Pass):

@@ -205,13 +205,12 @@ class _End:
         value in their layer, which is in `places`."""
         halves = crossing.target.halves
         place = places.setdefault(self.op.parent, self.op) if halves > 1 else self.op
-        users = list(self.value.uses)
         b = Builder.before(self._module.registry, place, loc=made_by(PASS, self.op.loc))
         name, types = f"{self.value.name}_taken", [self.value.tensor]
         given = {**attrs, "pieces": crossing.target.ways * halves, **self._more}
         taken = b.op("stg.take_over", [self.value], given, types=types, names=[name])
         self._check(taken)
-        self.value.replace_with(taken.result, users)
+        self.value.replace_with(taken.result)
         self.value = taken.result
 
     def _check(self, op: Operation) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stagec.api import Operation, Quoted, Value, error
+from stagec.api import Operation, Value, error
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
 from stagec.ir.serving_step import ServingStep
@@ -88,9 +88,9 @@ def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
     if len(sources) > 1:
         packed = b.value("stg.concat", sources, hint=f"{name}_parts")
     one: dict[str, RawAttr] = {"factors": ("z",), "sizes": (ONE,)}
-    row = {"spec": Quoted("bs(zc)->bszc"), **one}
+    row = {"spec": "bs(zc)->bszc", **one}
     rows = step.append(b.value("stg.reshape", [packed], row, hint=name))
-    flat = {"spec": Quoted("bszc->bs(zc)")}
+    flat = {"spec": "bszc->bs(zc)"}
     whole = b.value("stg.reshape", [rows], flat, hint=f"{name}_all")
     if whole.tensor.dtype != packed.tensor.dtype:
         whole = b.value("stg.cast", [whole], {"to": packed.tensor.dtype}, hint=whole.name)

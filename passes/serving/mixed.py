@@ -27,7 +27,6 @@ from stagec.api import (
     Module,
     OpDef,
     Operation,
-    Quoted,
     Region,
     TensorType,
     Value,
@@ -224,7 +223,7 @@ class Mixed:
         """[B, n*q, ...] as [B*n, q, ...]."""
         one, all_ = _specs(part)
         attrs: dict[str, RawAttr] = {
-            "spec": Quoted(f"{one}->{all_}"),
+            "spec": f"{one}->{all_}",
             "factors": ("c",),
             "sizes": (mine.new,),
         }
@@ -236,11 +235,7 @@ class Mixed:
         return self._by_group(part, f"{all_}->{one}")
 
     def _by_group(self, part: Value, spec: str) -> Value:
-        attrs: dict[str, RawAttr] = {
-            "spec": Quoted(spec),
-            "factors": ("a",),
-            "sizes": (symbol(BATCH),),
-        }
+        attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("a",), "sizes": (symbol(BATCH),)}
         return self.step.b.value("stg.reshape", [part], attrs, hint=part.name)
 
     def _joined(self, result: Value, values: Sequence[Value]) -> Value:

@@ -13,7 +13,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Relation,
     Value,
     const,
@@ -243,7 +242,7 @@ class _Weight:
         build = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
         if self._format.compute and x.tensor.dtype != self._format.compute:
             x = self._cast(build, x)
-        attrs: dict[str, RawAttr] = {"spec": Quoted(blocks.spec), "to": op.result.tensor.dtype}
+        attrs: dict[str, RawAttr] = {"spec": blocks.spec, "to": op.result.tensor.dtype}
         if self._format.decoded:
             attrs["decoded"] = True
         if self._format.table:

@@ -13,7 +13,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Region,
     Relation,
     TensorType,
@@ -250,7 +249,7 @@ def _last_row(step: CachingStep, value: Value, b: Builder) -> Value:
     row = letters(value.tensor.rank)
     at = {"at": step.new - 1}
     taken = b.value("stg.take", [value], at, hint=f"{value.name}_last")
-    spec = Quoted(f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}")
+    spec = f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}"
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")
 
@@ -292,14 +291,10 @@ def _cut_tables(module: Module, step: CachingStep, longest: int) -> None:
             continue
         rows = const(longest) if longest > 0 else _symbol_once(module, "positions")
         (dim,) = dims
-        whole = list(arg.tensor.dims)
-        whole[dim] = replace(whole[dim], size=rows)
-        arg.type = replace(arg.tensor, dims=tuple(whole))
-        users = list(arg.uses)
+        arg.type = arg.tensor.with_dim(dim, replace(arg.tensor.dims[dim], size=rows))
         b = Builder(module.registry, step.body, 0, loc=made_by(ToServing.name, arg.loc))
         attrs = {"dim": const(dim), "size": step.new}
-        part = b.value("stg.slice", [arg], attrs, hint=f"{arg.name}_new")
-        arg.replace_with(part, users)
+        arg.replace_with(b.value("stg.slice", [arg], attrs, hint=f"{arg.name}_new"))
 
 
 def _symbol_once(module: Module, name: str) -> Expr:

@@ -69,11 +69,11 @@ def verify_drafts(module: Module) -> None:
 
 def _take_drafts(b: Builder, tokens: Value, about: dict[str, RawAttr]) -> None:
     """Let the step take the token that was chosen last, followed by the drafts."""
-    users, (batch, rows) = list(tokens.uses), tokens.tensor.dims
+    batch, rows = tokens.tensor.dims
     first, others = replace(rows, size=ONE), replace(rows, size=rows.size - 1)
     type_ = replace(tokens.tensor, dims=(batch, others))
     ends: dict[str, RawAttr] = {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about}
     tokens.type = replace(tokens.tensor, dims=(batch, first))
     drafts = arrive(b, type_, ends, DRAFTS)
     taken = b.value("stg.concat", [tokens, drafts], {"dim": const(1)}, hint="tokens")
-    tokens.replace_with(taken, users)
+    tokens.replace_with(taken)

@@ -11,7 +11,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Strategy,
     TensorType,
     Value,
@@ -192,7 +191,7 @@ class _Adapter:
         adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
         y.replace_with(adapted, users)
 
-    def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, Quoted]:
+    def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, str]:
         """The input in fp32, with one copy for each adapter that the parameter packs, and the rule
         of the product with A."""
         x = cast_to(build, x, WIDE)

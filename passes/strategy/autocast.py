@@ -210,10 +210,7 @@ class _Caster:
         text, new = shape_text(sides[index]), "".join(packed) + shape_text(sides[index])
         b = Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
         value = op.operands[index]
-        attrs: dict[str, RawAttr] = {
-            "spec": Quoted(f"{text}->{new}"),
-            "sizes": tuple(packed.values()),
-        }
+        attrs: dict[str, RawAttr] = {"spec": f"{text}->{new}", "sizes": tuple(packed.values())}
         op.set_operand(index, b.value("stg.broadcast", [value], attrs, hint=f"{value.name}_each"))
         left = [new if i == index else shape_text(side) for i, side in enumerate(sides)]
         op.attrs["spec"] = Quoted(f"{','.join(left)}->{shape_text(results[0])}")

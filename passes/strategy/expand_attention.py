@@ -9,7 +9,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Strategy,
     Value,
     made_by,
@@ -143,8 +142,8 @@ def expand_attention(
     head = "gr" if shared else "g"
     if shared:
         split: dict[str, RawAttr] = {"factors": ("g",), "sizes": (groups,)}
-        q = b.value("stg.reshape", [q], {"spec": Quoted("bs(gr)k->bsgrk"), **split}, hint=q.name)
-    spec = Quoted(f"bs{head}k,btgk->b{head}st")
+        q = b.value("stg.reshape", [q], {"spec": "bs(gr)k->bsgrk", **split}, hint=q.name)
+    spec = f"bs{head}k,btgk->b{head}st"
     scores = b.value("stg.einsum", [q, k], {"spec": spec}, hint=f"{name}_scores")
     given: dict[str, RawAttr] = {
         n: v for n, v in op.attrs.items() if n in ("causal", "window", "alibi")
@@ -169,16 +168,16 @@ def expand_attention(
     if drops is not None:
         names = [f"{shares.name}_left", f"{shares.name}_mask"]
         shares = b.op("stg.dropout", [shares], {"p": drops}, names=names).results[0]
-    spec = Quoted(f"b{head}st,btgv->bs{head}v")
+    spec = f"b{head}st,btgv->bs{head}v"
     new = b.value("stg.einsum", [shares, *values], {"spec": spec}, hint=name)
     if shared:
-        new = b.value("stg.reshape", [new], {"spec": Quoted("bsgrv->bs(gr)v")}, hint=name)
+        new = b.value("stg.reshape", [new], {"spec": "bsgrv->bs(gr)v"}, hint=name)
     replace_op(op, [new])
 
 
 def _biased(b: Builder, scores: Value, bias: Value) -> Value:
     """Scores with a bias that all sequences have in common."""
-    attrs: dict[str, RawAttr] = {"spec": Quoted("bgst,gst->bgst")}
+    attrs: dict[str, RawAttr] = {"spec": "bgst,gst->bgst"}
     return b.value("stg.add", [scores, bias], attrs, hint=f"{scores.name}_biased")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagec.api import Dim, Module, Operation, Quoted, TensorType, Value, const, error
+from stagec.api import Dim, Module, Operation, TensorType, Value, const, error
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir_spec.ops.contraction import Einsum
@@ -93,7 +93,7 @@ class LowRankCut:
         self.low = (*packed, *(g for g in x if g in out), *rank)
         self.packed, each = packed, (*packed, *x)
         self.packed_sizes = tuple(sizes[g].value or 0 for g in packed)
-        self.copied = Quoted(f"{shape_text(x)}->{shape_text(each)}")
+        self.copied = f"{shape_text(x)}->{shape_text(each)}"
         self.into = (*self.batch, *self.contracted, *packed, *rank)
         self.out_of = (*self.batch, *rank, *packed, *self.kept)
         self.down, self.down_of_each = (
@@ -103,5 +103,5 @@ class LowRankCut:
         self.up = _spec(self.low, self.out_of, out)
 
 
-def _spec(left: Shape, right: Shape, out: Shape) -> Quoted:
-    return Quoted(f"{shape_text(left)},{shape_text(right)}->{shape_text(out)}")
+def _spec(left: Shape, right: Shape, out: Shape) -> str:
+    return f"{shape_text(left)},{shape_text(right)}->{shape_text(out)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
+from string import ascii_lowercase
 
 from stagec.api import (
     Loc,
@@ -25,16 +27,20 @@ from stagec.api import (
 from stagec.ir.clone import Copier, sized
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir.types import CACHED
+from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.ir_spec.strategy.moe import MoeRule
+
+PASS = "overlap-batches"
 
 
 class OverlapBatches(Pass):
-    """Split a step of serving into two half batches, as `stg.moe[two_batches]` states.
+    """Split a step of serving into two half batches, as `stg.moe[two_batches]` states, or into the
+    `batches` of a `stg.part[feed_forward]`.
 
     Values with a batch dimension, including caches, exist twice with half the size; weights exist
     once. In a layer the halves alternate: up to the dispatch of tokens to experts, up to their
     combination, and up to its end. Collectives of one half overlap with the computation of the
-    other.
+    other. With feed-forward apart they alternate where values arrive from the other pod.
 
     Before:
         stg.strategy @s {
@@ -60,36 +66,38 @@ class OverlapBatches(Pass):
         }
     """
 
-    name = "overlap-batches"
+    name = PASS
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return read_strategy(module).one(MoeRule).two_batches
+        return read_strategy(module).in_turn > 1
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        overlap_batches(module, strategy.batch, strategy.one(MoeRule).loc)
+        loc = strategy.one(MoeRule).loc
+        overlap_batches(module, strategy.batch, loc, strategy.in_turn)
 
 
-def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
-    """Replace the main function by one of two half batches.
+def overlap_batches(module: Module, batch: str, loc: Loc, count: int = 2) -> None:
+    """Replace the main function by one of `count` parts of the batch, of equal size.
 
     Raises `DiagnosticError` for a step of training, and for a function without the batch dimension.
     """
     func = module.main
-    if not any(a.tensor.role in CACHED for a in func.body.args):
+    ends = any(isinstance(op.definition, Arrive) for op in func.body.walk())
+    if not ends and not any(a.tensor.role in CACHED for a in func.body.args):
         raise error(
             "two half batches need a step of serving, but this step has no caches",
             loc,
             remedy="add --serve, or leave stg.moe[two_batches] out (--two-batch-overlap)",
         )
-    if not any(_has(a, batch) for a in func.body.args):
+    if not ends and not any(_has(a, batch) for a in func.body.args):
         raise error(
             f"no argument has the dimension {batch}, so the batch cannot be halved",
             loc,
             remedy="leave stg.moe[two_batches] out (--two-batch-overlap)",
         )
-    halves = _Halves(batch)
+    halves = _Halves(batch, count)
     new = Operation(func.definition, (), func.attrs, symbol=func.symbol, loc=func.loc)
     region = new.make_region()
     for arg in func.body.args:
@@ -101,15 +109,27 @@ def overlap_batches(module: Module, batch: str, loc: Loc) -> None:
     root.ops.remove(func)
 
 
-class _Halves:
-    """Copies ops and values with the batch once for each half, all others once for both."""
+class _EndCopier(Copier):
+    """A copier after which a value that crosses between pods has the name of the part."""
 
-    def __init__(self, batch: str) -> None:
+    def copy(self, op: Operation) -> Operation:
+        """A copy of an operation, in no region yet."""
+        made = super().copy(op)
+        if isinstance(made.definition, Arrive | Depart):
+            made.attrs["value"] = self.named(made.text("value"))
+        return made
+
+
+class _Halves:
+    """Copies ops and values with the batch once for each half, or each of `count` parts, all others
+    once for all."""
+
+    def __init__(self, batch: str, count: int) -> None:
         self._batch = batch
-        self._sizes = {batch: symbol(batch) / const(2)}
+        self._sizes = {batch: symbol(batch) / const(count)}
         self._copiers = tuple(
-            Copier({}, self._sizes, f"{{}}_{half}".format, partial(made_by, OverlapBatches.name))
-            for half in "ab"
+            _EndCopier({}, self._sizes, f"{{}}_{part}".format, partial(made_by, PASS))
+            for part in islice(ascii_lowercase, count)
         )
 
     def argument(self, arg: Value, region: Region) -> None:
@@ -125,7 +145,7 @@ class _Halves:
         """The types of the copies of a value of a type."""
         if not isinstance(type_, TensorType) or not _mentions(type_, self._batch):
             return [type_]
-        return [type_.substitute(self._sizes)] * 2
+        return [type_.substitute(self._sizes)] * len(self._copiers)
 
     def body(self, old: Region, new: Region) -> None:
         """Copy the operations of a region; segments of both halves alternate."""
@@ -183,12 +203,14 @@ class _Halves:
 def _segments(ops: Sequence[Operation]) -> Iterator[list[Operation]]:
     """Segments of operations. A segment ends after ops that dispatch rows to experts and casts of
     these rows, and before ops that combine rows; operations that do not need the combined rows,
-    such as shared experts, come before the cut. Each repeat is a segment."""
+    such as shared experts, come before the cut. If values arrive from another pod, segments end
+    before these arrivals instead. Each repeat is a segment."""
     segment: list[Operation] = []
     waiting, dealt = list(ops), set[Value]()
+    ends = any(isinstance(op.definition, Arrive) for op in ops)
     while waiting:
         op = waiting.pop(0)
-        deals, takes = _of_rows(op)
+        deals, takes = (False, isinstance(op.definition, Arrive)) if ends else _of_rows(op)
         if takes or op.has(Repeats) or (dealt and not _casts(op, dealt)):
             yield segment
             segment, dealt = [], set[Value]()

@@ -156,15 +156,12 @@ def _argument(value: Value) -> Value | None:
 
 def _pin(registry: Registry, value: Value, type_: TensorType, loc: Loc) -> None:
     """Replace a value by a pinned one for all users."""
-    users, owner = list(value.uses), value.owner
-    made = made_by(PlaceValues.name, loc)
-    b = (
-        Builder(registry, owner, 0, loc=made)
-        if isinstance(owner, Region)
-        else Builder.after(registry, owner, loc=made)
-    )
-    pinned = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
-    value.replace_with(pinned, users)
+    owner, made = value.owner, made_by(PlaceValues.name, loc)
+    if isinstance(owner, Region):
+        b = Builder(registry, owner, 0, loc=made)
+    else:
+        b = Builder.after(registry, owner, loc=made)
+    value.replace_with(b.value("stg.sharding_constraint", [value], type=type_, hint=value.name))
 
 
 def _divide_shares(module: Module, strategy: Strategy, assumptions: Assumptions) -> None:

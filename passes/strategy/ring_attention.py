@@ -139,10 +139,8 @@ def _run_in_steps(module: Module, op: Operation, form: str) -> None:
         return
     op.attrs["steps"] = form
     b = Builder.after(module.registry, op, loc=made_by(RingAttention.name, op.loc))
-    copy = b.value("stg.reorder", [op.results[0]], hint=f"{op.results[0].name}_o")
-    for user, index in list(op.results[0].uses):
-        if user is not copy.producer:
-            user.set_operand(index, copy)
+    result = op.results[0]
+    result.replace_with(b.value("stg.reorder", [result], hint=f"{result.name}_o"))
 
 
 def _another_sequence(op: Operation) -> Iterator[str]:

@@ -10,32 +10,24 @@ from stagec.api import (
     Pass,
     Phase,
     Quoted,
-    Region,
     SymbolRef,
-    Value,
     const,
     error,
     evaluate,
     made_by,
-    note,
     read_strategy,
 )
 from stagec.ir.core import renumber
 from stagec.ir.expr import UnboundError
 from stagec.ir.layers import LayerStack, declaration_of, stack_of
 from stagec.ir.order import LayerOrder, compact
-from stagec.ir.rewrite import carried, drop_unused_bindings
-from stagec.ir.traits import AppendsRows, Repeats
+from stagec.ir.rewrite import drop_unused_bindings
+from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED
-from stagec.ir_spec.ops.attention_base import AttentionWork
-from stagec.ir_spec.ops.contraction import Einsum
-from stagec.ir_spec.ops.quantized import ScaledEinsum
-from stagec.ir_spec.ops.scan_base import ScanOp
+from stagec.ir_spec.ops.half_layers import behind_attention, with_inner
 from stagec.ir_spec.strategy.pipeline import PipelineOp, PipelineRule
 
 PASS = "separate-attention"
-#: Products of feed-forward, of which the second stage needs one.
-_PRODUCTS = (Einsum, ScaledEinsum)
 #: The schedule in which half layers follow each other from stage to stage.
 SCHEDULE = "interleaved"
 
@@ -180,7 +172,7 @@ def _declare(module: Module, name: str, order: LayerOrder) -> None:
 def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     """Move the operations of a layer after attention to a second repeat, after this one. Raises
     `DiagnosticError` for a layer without a place to cut."""
-    place, handed = _place(op, loc)
+    place, handed = behind_attention(op, loc, "leave stg.pipeline[afd] out (--afd)")
     body, end = op.body, op.body.terminator
     tail, yields, users = body.ops[place:-1], end.operands, list(op.results[0].uses)
     made = {v for each in tail for v in each.results}
@@ -189,7 +181,7 @@ def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     region = rest.make_region()
     moved = {handed: region.add_arg(handed.name, handed.type, handed.loc)}
     operands = [op.results[0]]
-    inside = [inner for each in tail for inner in (each, *_below(each))]
+    inside = [inner for each in tail for inner in with_inner(each)]
     for arg in body.args[1:]:
         if any(user in inside for user, _ in arg.uses):
             operands.append(op.operands[arg.index])
@@ -219,42 +211,3 @@ def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     drop_unused_bindings(op)
     assert op.parent is not None
     op.parent.insert(op.position() + 1, rest)
-
-
-def _below(op: Operation) -> list[Operation]:
-    return list(op.region.walk()) if op.region is not None else []
-
-
-def _place(op: Operation, loc: Loc) -> tuple[int, Value]:
-    """Where a layer is cut: the index of the first operation after the cut, and the value that
-    crosses it. Raises `DiagnosticError` if there is no such place."""
-    ops = op.body.ops[:-1]
-    attends = [n for n, each in enumerate(ops) if _mixes(each)]
-    first = attends[-1] + 1 if attends and carried(op) == 1 else len(ops)
-    for place in range(first, len(ops)):
-        handed = _handed(op.body, place)
-        multiplies = any(isinstance(each.definition, _PRODUCTS) for each in ops[place:])
-        if len(handed) == 1 and multiplies and handed[0].type == op.body.args[0].type:
-            return place, handed[0]
-    raise error(
-        f"the layers of %{op.results[0].name} have no place behind attention where one value of "
-        "their own width goes on, expected the sum of attention and its input",
-        loc,
-        remedy="leave stg.pipeline[afd] out (--afd)",
-        notes=[note("these layers", op.loc)],
-    )
-
-
-def _mixes(op: Operation) -> bool:
-    """Whether an operation is attention or a scan, or uses the rows of a cache."""
-    makers = [op, *(v.producer for v in op.operands if v.producer is not None)]
-    cached = any(each.has(AppendsRows) for each in makers)
-    return cached or isinstance(op.definition, (AttentionWork, ScanOp))
-
-
-def _handed(body: Region, place: int) -> list[Value]:
-    """The values that operations from a place on, or the next layer, take from earlier ones."""
-    known = {body.args[0], *(v for op in body.ops[:place] for v in op.results)}
-    tail = [inner for op in body.ops[place:-1] for inner in (op, *_below(op))]
-    taken = [v for op in tail for v in op.operands] + [body.terminator.operands[0]]
-    return list(dict.fromkeys(v for v in taken if v in known))

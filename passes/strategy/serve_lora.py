@@ -14,7 +14,6 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
-    Quoted,
     Region,
     TensorType,
     Value,
@@ -230,7 +229,7 @@ def _adapt(
         y, users = each.result, list(each.result.uses)
         b, out = shape_text((cut.slots, *cut.out_of)), shape_text(cut.out)
         spec = f"{out},{shape_text(cut.low)},{b},{shape_text(of.dims)}->{out}"
-        attrs = {"spec": Quoted(spec), **of.attrs}
+        attrs = {"spec": spec, **of.attrs}
         operands = [y, value, each.b, of.value]
         adapted = build.value("stg.lora_expand", operands, attrs, hint=f"{y.name}_adapted")
         y.replace_with(adapted, users)
@@ -242,7 +241,7 @@ def _low(
     """The product with A."""
     a = shape_text((cut.slots, *cut.into))
     spec = f"{shape_text(cut.x)},{a},{shape_text(of.dims)}->{shape_text(cut.low)}"
-    attrs = {"spec": Quoted(spec), **of.attrs}
+    attrs = {"spec": spec, **of.attrs}
     operands = [each.x, each.a, of.value, *buffer]
     return build.value("stg.lora_shrink", operands, attrs, hint=f"{each.op.result.name}_low")
 
@@ -260,7 +259,7 @@ def _buffers(
         sizes |= {names[dim]: known[dim] for dim in cut.low if dim in known}
         results.append("".join(names[dim] for dim in cut.low))
     attrs: dict[str, RawAttr] = {
-        "spec": Quoted(f"{rows}->{','.join(results)}"),
+        "spec": f"{rows}->{','.join(results)}",
         "factors": tuple(sizes),
         "sizes": tuple(sizes.values()),
     }

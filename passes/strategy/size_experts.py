@@ -105,6 +105,8 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
             remedy="leave out stg.capacity (--capacity-factor), or the loads (--expert-load)",
         )
     ops = _with_capacity(module, loc, "stg.expert_load")
+    if not ops:
+        return
     _check_kinds(ops, strategy)
     for op in ops:
         count = op.expr("count")
@@ -194,7 +196,7 @@ def _known(module: Module, value: Expr, loc: Loc) -> int:
 
 def _with_capacity(module: Module, loc: Loc, statement: str) -> list[Operation]:
     ops = [op for op in module.walk() if "capacity" in op.definition.params_by_name]
-    if not ops:
+    if not ops and "part" not in module.main.attrs:  # another part may have the experts
         raise error(
             "no op routes tokens to experts",
             loc,

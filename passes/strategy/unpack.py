@@ -31,7 +31,7 @@ def unpack_product(module: Module, unbind: Operation) -> None:
         return
     names = _names(chain[-1].name, len(unbind.results))
     texts = [shape_text(tuple(g for g in s if g != packed)) for s in (*sides, out)]
-    spec = Quoted(f"{','.join(texts[:-1])}->{texts[-1]}")
+    spec = f"{','.join(texts[:-1])}->{texts[-1]}"
     b = Builder.before(module.registry, product, loc=product.loc)
     made: list[Value] = []
     for name, part in zip(names, unbind.results, strict=True):

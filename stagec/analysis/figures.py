@@ -122,12 +122,17 @@ class FigureFormulas:
     """The figures of a lowered module, for all values that share its compile."""
 
     def __init__(self, module: Module, plans: MemoryMoments) -> None:
-        self._plans = plans
+        self._module, self._plans = module, plans
         mesh = module.mesh
         self._axes = mesh.axes if mesh else ()
-        self._graphs = [_Graph(module, graph, plans) for graph in lowered_graphs(module)]
-        graphs = module.graphs
-        self._idle = max((idle_share(module, graph) for graph in graphs), default=Fraction(0))
+
+    @cached_property
+    def _graphs(self) -> list[_Graph]:
+        return [_Graph(self._module, g, self._plans) for g in lowered_graphs(self._module)]
+
+    @cached_property
+    def _idle(self) -> Fraction:
+        return max(idle_share(self._module, graph) for graph in self._module.graphs)
 
     def at(self, values: Mapping[str, int]) -> Figures:
         """The figures for these values of all symbols and axes. Raises `NotAnIntegerError` for

@@ -118,6 +118,11 @@ class TimeReport:
         """The critical path by class, phase and op, longest first."""
         return _path(self.step)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Its figures, for a pickle: without the compiled step, which they come from."""
+        figures = {name: getattr(self, name) for name in ("fit", "classes", "critical_path")}
+        return {**vars(self), **figures, "step": None, "planned": None}
+
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
         data: dict[str, Any] = {"schema": SCHEMA}

@@ -14,6 +14,7 @@ from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.jobs.builder import JobBuilder, model_name
+from stagec.jobs.idle_flags import unscheduled
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import question_command
@@ -169,6 +170,7 @@ def analyze(
     from stagec.analysis.op_bounds import op_bounds
     from stagec.analysis.report import analysis
 
+    session.report(*unscheduled(options))
     pods = Pods.of(on_machine(options, machine), session, symbolic=symbolic)
     _check(pods.first, limit, machine)
     # several pods have the counts alone, unless more is requested

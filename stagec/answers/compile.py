@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of, verdict_on
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.formats.registry import BUILTIN
+from stagec.jobs.idle_flags import NO_GRAPHS, unscheduled, without_graphs
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
@@ -37,7 +38,7 @@ from stagec.jobs.written import (
     write_formats,
     write_one_archive,
 )
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
@@ -145,6 +146,7 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     job."""
     output: Path | None = None if given["dry_run"] else given["output"]
     archive: Path | None = None if given["dry_run"] else given["archive"]
+    session.report(*unscheduled(options))
     durations = _durations(given, session)
     began = time.perf_counter()
     pods = Pods.of(options, session)
@@ -167,6 +169,7 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     pods = pods.lower({pod: look.watching(**asked) for pod, look in looks.items()})
     for pod in pods.builders if events else ():
         looks[pod].events.needed("--memory-events")
+    session.report(*_without_graphs(given, formats, pods))
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
         for pod, counts in each.items():
@@ -217,6 +220,22 @@ def _about(
     names = {"handover": "serving", "crossings": "crossings"}
     crossed = {names[n]: result.data[n] for n in names if n in result.data}
     return {**first, **shared, "pods": by_pod, **crossed}
+
+
+def _without_graphs(
+    given: Mapping[str, Any], formats: Sequence[Format], pods: Pods
+) -> Iterator[Diagnostic]:
+    """A warning of `--no-graphs` where no file has the time of the step, or the step no graph."""
+    if given["graphs"]:
+        return
+    from stagec.formats.timeline.ranks import TimelineFormat
+    from stagec.time.costs.software import Software
+
+    if not any(isinstance(each, TimelineFormat) for each in formats):
+        shown = " and ".join(each.name for each in formats)
+        yield Diagnostic(f"{NO_GRAPHS} on {shown}, which has no launches", severity="warning")
+        return
+    yield from without_graphs(Software.of(module) for module in pods.modules.values())
 
 
 def _refuse_steps(given: Mapping[str, Any]) -> None:

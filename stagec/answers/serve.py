@@ -28,7 +28,7 @@ from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import Mixing, decode_step, groups_of, paced_seconds, prompts_peak
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.jobs.pod_options import has_pods, options_of_draft, options_of_pod
+from stagec.jobs.pod_options import has_pods, of_layers, options_of_draft, options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import question_command
@@ -211,7 +211,9 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     return {
         PREFILL: of_a_stage(options.changed(serve=PREFILL, speculative=None)),
         DECODE: of_a_stage(
-            options.changed(serve=DECODE, prompt=None, chunk=None, context=None, part=())
+            options.changed(
+                serve=DECODE, prompt=None, chunk=None, context=None, part=of_layers(options)
+            )
         ),
     }
 

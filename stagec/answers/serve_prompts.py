@@ -16,13 +16,13 @@ from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import paced_seconds, peak_of, request_seconds, timed_step
 from stagec.answers.time.timed import time_job
 from stagec.ir.serving_step import DECODE, PREFILL
-from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
     models_alone,
+    of_layers,
     options_of,
     options_of_pod,
     pod_names,
@@ -109,10 +109,10 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     module = _prompts_module(options.changed(chunk=None))
     verify_module(module)  # so that its ranks can be numbered
     strategy = read_strategy(module)
-    halves = strategy.one(MoeRule).halves
+    halves = strategy.in_turn
     if options.serve == DISAGGREGATED:  # caches cross in halves if either pod has half batches
         decode = JobBuilder(options_of_pod(DECODE, options.changed(chunk=None))).module
-        halves = max(halves, read_strategy(decode).one(MoeRule).halves)
+        halves = max(halves, read_strategy(decode).in_turn)
     most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
     yield from divisors(most)
 
@@ -222,5 +222,5 @@ def prompt_chunks(options: JobOptions) -> Iterator[JobOptions]:
     chunk = options.chunk or prompt
     for start in range(0, prompt, chunk):
         size = min(chunk, prompt - start)
-        part = () if start else options.part
+        part = of_layers(options) if start else options.part
         yield options.changed(prompt=size, chunk=None, context=past + start, part=part)

@@ -17,7 +17,6 @@ from stagec.analysis.serving_rates import (
 )
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.ir.serving_step import MIXED
-from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.pod_options import has_pods
@@ -104,7 +103,7 @@ def groups_of(decode: JobOptions) -> int:
     module = JobBuilder(decode.changed(batch=None)).module
     strategy = read_strategy(module)
     over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-    parts = max(1, strategy.microbatches) * strategy.one(MoeRule).halves
+    parts = max(1, strategy.microbatches) * strategy.in_turn
     return prod(module.axis_sizes.get(a, 1) for a in over) * parts
 
 
@@ -135,7 +134,7 @@ class Mixing:
         if rule.prompts != BESIDE:
             return None
         tokens = min(rule.tokens, prefill.chunk or rule.tokens)
-        rule = replace(rule, tokens=tokens // strategy.one(MoeRule).halves)
+        rule = replace(rule, tokens=tokens // strategy.in_turn)
         groups = stages * module.env[strategy.batch]
         return cls(decode, rule, groups, prefill.context or 0, prefill.prompt or 1, output)
 

@@ -23,14 +23,14 @@ def asked(depth: int = 4) -> Generator[Session]:
     try:
         try:
             yield session
-        except DiagnosticError as problem:
-            for diagnostic in problem.diagnostics:
-                problem.add_note(session.rendered(diagnostic))
-            raise
-    except NotAnIntegerError as problem:
-        raise error(str(problem), remedy="choose sizes that divide each other") from None
-    except OSError as problem:
-        raise error(f"{problem.filename}: {problem.strerror}", remedy="check the path") from None
+        except NotAnIntegerError as problem:
+            raise error(str(problem), remedy="choose sizes that divide each other") from None
+        except OSError as problem:
+            about = f"{problem.filename}: {problem.strerror}"
+            raise error(about, remedy="check the path") from None
+    except DiagnosticError as problem:
+        problem.__notes__ = [session.rendered(diagnostic) for diagnostic in problem.diagnostics]
+        raise
     finally:
         for diagnostic in dict.fromkeys(session.diagnostics):
             if diagnostic.severity == "warning":

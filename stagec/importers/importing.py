@@ -10,6 +10,7 @@ from stagec.importers.family import ModelFamily, known_families
 from stagec.importers.reading.config import Config, Ignored
 from stagec.importers.reading.json_text import JsonText, Object
 from stagec.importers.writing.text import ModelText
+from stagec.ir.expr import MAX_INTEGER
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import Source
 from stagec.support.suggest import did_you_mean
@@ -62,7 +63,7 @@ def import_model(
     config.family = family.name
     model = read(config)
     config.finish()
-    model.dropout = dropout_rates(members, config.text("model_type", default=""))
+    model.dropout = dropout_rates(config, members, config.text("model_type", default=""))
     return model
 
 
@@ -125,14 +126,16 @@ _A_TENTH: Mapping[str, tuple[str, ...]] = {
 _HIDDEN_RATE = (*_BERT, *_BART, "gpt_neox")
 
 
-def dropout_rates(members: Object, model_type: str) -> dict[str, Fraction]:
-    """The nonzero rates of a configuration, or the defaults of its family, by the kind of
-    dropout."""
+def dropout_rates(config: Config, members: Object, model_type: str) -> dict[str, Fraction]:
+    """The nonzero rates of a configuration, or the defaults of its family, by the kind of dropout.
+    Raises `DiagnosticError` for a number that is not a rate."""
     rates: dict[str, Fraction] = {}
     for what, keys in _KEYS.items():
-        values = (members[key].value for key in keys if key in members)
-        usual = Fraction(1, 10) if model_type in _A_TENTH[what] else 0
-        rate = next((v for v in values if isinstance(v, int | Fraction)), usual)
+        values = ((key, members[key].value) for key in keys if key in members)
+        usual = "", Fraction(1, 10) if model_type in _A_TENTH[what] else 0
+        key, rate = next(((k, v) for k, v in values if isinstance(v, int | Fraction)), usual)
+        if not 0 <= rate <= 1 or Fraction(rate).denominator > MAX_INTEGER:
+            raise config.wrong(key, "a rate from 0 to 1 of at most 18 decimals")
         if 0 < rate < 1:
             rates[what] = Fraction(rate)
     if model_type in _HIDDEN_RATE and "hidden" in rates:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stagec.ir.core import Attr, Operation, Region, Value
+from stagec.ir.core import Attr, Operation, Quoted, Region, Value
 from stagec.ir.expr import Expr, const
 from stagec.ir.opdef import Registry
+from stagec.ir.param import Param
 from stagec.ir.types import Type
 from stagec.support.source import UNKNOWN, Loc
 
@@ -61,9 +62,10 @@ class Builder:
         names: Sequence[str] = (),
         symbol: str | None = None,
     ) -> Operation:
-        """Insert an operation; without `types` its definition infers them."""
+        """Insert an operation; without `types` its definition infers them. A parameter of kind
+        `str`, such as a rule, is given as a plain string."""
         definition = self.registry[name]
-        given = {k: _attr(v) for k, v in (attrs or {}).items()}
+        given = {k: _attr(v, definition.params_by_name.get(k)) for k, v in (attrs or {}).items()}
         op = Operation(definition, operands, given, symbol=symbol, loc=self.loc)
         self.insert(op)
         for i, type_ in enumerate(definition.infer(op) if types is None else types):
@@ -97,7 +99,9 @@ class Builder:
         return op
 
 
-def _attr(value: RawAttr) -> Attr:
+def _attr(value: RawAttr, param: Param | None = None) -> Attr:
+    if isinstance(value, str) and param is not None and param.kind == "str":
+        return Quoted(value)
     if isinstance(value, bool | str | Expr):
         return value
     if isinstance(value, int):

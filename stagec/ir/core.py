@@ -134,9 +134,10 @@ class Value:
     def replace_with(
         self, other: Value, uses: Iterable[tuple[Operation, int]] | None = None
     ) -> None:
-        """Make all users use `other`, or only those in `uses` (if `other` is computed from this
-        value, the users before that)."""
-        for op, index in list(self.uses) if uses is None else uses:
+        """Make all users use `other` but the op that computes `other` from this value, or only
+        those in `uses` (if several ops do, the users before these)."""
+        others = [use for use in self.uses if use[0] is not other.producer]
+        for op, index in others if uses is None else uses:
             op.set_operand(index, other)
 
     def __repr__(self) -> str:
@@ -320,9 +321,10 @@ class Operation:
         """Whether a flag attribute is set."""
         return self.attrs.get(name) is True
 
-    def expr(self, name: str) -> Expr:
-        """An attribute that is a size. Raises TypeError for another kind."""
-        value = self.attrs[name]
+    def expr(self, name: str, default: Expr | None = None) -> Expr:
+        """An attribute that is a size; if it is missing, `default`. Raises TypeError for another
+        kind, KeyError without a default."""
+        value = self.attrs[name] if default is None else self.attrs.get(name, default)
         if not isinstance(value, Expr):
             raise TypeError(f"'{self.name}' attribute {name} is not a size")
         return value

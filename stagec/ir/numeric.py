@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from stagec.ir.core import Value
 from stagec.ir.expr import Expr, evaluate
 from stagec.ir.types import Dim
 
@@ -30,6 +31,10 @@ class NumericContext:
     def size(self, value: Expr) -> int:
         """The number of a size."""
         return evaluate(value, self.env)
+
+    def shape(self, value: Value) -> list[int]:
+        """The local shape of a value."""
+        return [self.size(n) for n in value.tensor.local_shape]
 
     def start(self, dim: Dim) -> int:
         """The global index of the first local element along a dimension."""

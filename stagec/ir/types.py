@@ -385,6 +385,10 @@ class TensorType:
         )
         return self._with(dims, partial, True)
 
+    def with_dim(self, index: int, dim: Dim) -> TensorType:
+        """The type with another dimension in this place."""
+        return replace(self, dims=(*self.dims[:index], dim, *self.dims[index + 1 :]))
+
     def sliced(self) -> TensorType:
         """The type of a slice along the first dimension, as in a repeat."""
         return self._inside(self.dims[1:])

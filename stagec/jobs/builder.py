@@ -20,7 +20,6 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
 from stagec.ir_spec.strategy.flag_values import FlagValues
-from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.ir_spec.strategy.weights import WeightsRule
@@ -50,7 +49,7 @@ from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving,
 from stagec.jobs.session import Session
 from stagec.jobs.stack import StackLine, apply_stack, needed_flags, read_stack
 from stagec.models import library
-from stagec.pipeline.instrument import Instrument
+from stagec.pipeline.instrument import STATED, Instrument
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.plugins import Loaded, load_plugins
@@ -347,7 +346,7 @@ class JobBuilder:
             return
         mesh = module.mesh
         over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-        batch = max(1, strategy.microbatches) * strategy.one(MoeRule).halves
+        batch = max(1, strategy.microbatches) * strategy.in_turn
         for axis, size in dict(mesh.sizes if mesh else {}).items():
             batch *= (size or 1) if axis in over else 1
         set_symbols(module, {strategy.batch: batch})
@@ -419,7 +418,8 @@ class JobBuilder:
         rest = f",rest={self.options.rest}" if self.options.rest != MAIN else ""
         cut = f"cut-part{{keep={self.options.keep}{rest}}}"
         if self.serving is not None:
-            return f"{self.serving.passes},+after(to-serving):{cut}"
+            last = [name for name in STATED if name in self.serving.passes][-1]
+            return f"{self.serving.passes},+after({last}):{cut}"
         if not _trains(self.module):
             raise error(
                 "--part needs a step of training or of serving, but the model has no 'param' to "

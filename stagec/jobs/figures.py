@@ -21,6 +21,7 @@ from stagec.time.costs.replay_options import USUAL, ReplayOptions
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
     from stagec.machines import Machine
+    from stagec.time.step import Issued
 
 #: The structures that the process has compiled, the most recently used one last. Jobs that differ
 #: only in sizes and degrees have one structure.
@@ -61,6 +62,11 @@ class CompiledJob:
         """The one step of the job, by the empty name; `LoweredJob` may have several steps."""
         return {"": self}
 
+    @property
+    def issued(self) -> Mapping[str, Issued]:
+        """What its ranks issue, by the empty name."""
+        return {"": self.compiled.issued(self.values)}
+
     def figures(self) -> Figures:
         """The figures of the job. Raises `DiagnosticError`."""
         if self.compiled.has_figures(self.values):
@@ -81,7 +87,7 @@ class CompiledJob:
 
         return time_report(
             self.name,
-            self.compiled.issued(self.values),
+            self.issued[""],
             machine,
             self.compiled.settled(self.values),
             model_flops=self.compiled.model_flops,

@@ -10,12 +10,12 @@ from typing import Any
 from stagec.ir.drafts import DRAFT
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.axes import AXES
-from stagec.ir_spec.strategy.part import MAIN
+from stagec.ir_spec.strategy.part import FEED_FORWARD, MAIN
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.request.combine import complete
 from stagec.jobs.request.draft import DraftText
 from stagec.jobs.request.experts import mesh_axes
-from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.flags import FLAGS, PartText
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.support.diagnostics import DiagnosticError, error
@@ -38,6 +38,11 @@ def pod_names(options: JobOptions) -> tuple[str, ...]:
     return (PREFILL, *parts, DECODE) if options.serve == DISAGGREGATED else (MAIN, *parts)
 
 
+def of_layers(options: JobOptions) -> tuple[PartText, ...]:
+    """The parts of a job that every step has: those with the feed-forward of layers."""
+    return tuple(part for part in options.part if part.value == FEED_FORWARD)
+
+
 def guests(options: JobOptions) -> tuple[str, ...]:
     """The pods without ranks of their own, which run on those of the first pod."""
     return (DRAFT,) if options.draft is not None and options.draft.on_model else ()
@@ -57,6 +62,12 @@ def options_of(pod: str, options: JobOptions) -> JobOptions:
         return options_of_draft(pod, options.draft, options)
     if options.serve != DISAGGREGATED:
         return options_of_part(pod, options)
+    if layers := of_layers(options):
+        raise error(
+            f"the part '{layers[0].name}' with feed-forward cannot be used with --serve "
+            "disaggregated, whose pods send caches to each other",
+            remedy="give --decode 'pp=2,afd', or ask for a pod alone: --serve decode",
+        )
     if pod == DECODE or not options.part:
         return options_of_pod(pod, options)
     if same := [part.name for part in options.part if part.name in PODS]:

@@ -42,10 +42,23 @@ def for_mesh(machine: Machine, mesh: Mapping[str, int]) -> Machine:
         for level, used, _ in _used(machine, blocks)
         if used != level.unit
     }
+    last = machine.network[-1]
+    if last.kind == "ring" and last.ranks is None:
+        changed[last.name] = _closed(last, changed, machine, max(blocks.values(), default=1))
     if not changed:
         return machine
     network = tuple(changed.get(level.name, level) for level in machine.network)
     return machine.model_copy(update={"network": network})
+
+
+def _closed(ring: Level, changed: Mapping[str, Level], machine: Machine, ranks: int) -> Level:
+    """A ring without a number of ranks, around the units that a job of so many ranks uses."""
+    inner = machine.network[-2:-1]
+    joined = max((level.ranks or 1 for level in inner), default=1)
+    below = max((changed.get(level.name, level).unit or 1 for level in inner), default=1)
+    units = -(-ranks // below)
+    used = None if below == joined else units * below
+    return ring.model_copy(update={"ranks": units * joined, "used": used})
 
 
 def straddling(machine: Machine, mesh: Mapping[str, int]) -> Iterator[Straddling]:

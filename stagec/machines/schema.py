@@ -22,7 +22,7 @@ from stagec.machines.figures import (
     Text,
     figure_text,
 )
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import DiagnosticError, error, render
 
 LevelKind = Literal["switch", "ring", "mesh", "fat-tree"]
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
@@ -68,12 +68,13 @@ class Level(Text):
     """One level of the network; levels are listed from the inside out.
 
     `ranks` is the number of ranks that one unit of the level connects, including those of inner
-    levels; without it, the level connects any number. `used` is the number of them that a job uses;
-    without it, that depends on the job (`stagec.machines.placement`). `bandwidth` is the rate at
-    which one rank can send over all its links of the level together, `latency` the time of one hop
-    of a small message. `oversubscription` divides the bandwidth when all ranks send. `kind` says
-    how the units inside are connected: all at full bandwidth (`switch`, `fat-tree`), each to its
-    two neighbours (`ring`, with half of the bandwidth each), or each pair by its own link (`mesh`).
+    levels; without it, the level connects any number, and a ring the units that a job uses. `used`
+    is the number of them that a job uses; without it, that depends on the job
+    (`stagec.machines.placement`). `bandwidth` is the rate at which one rank can send over all its
+    links of the level together, `latency` the time of one hop of a small message.
+    `oversubscription` divides the bandwidth when all ranks send. `kind` says how the units inside
+    are connected: all at full bandwidth (`switch`, `fat-tree`), each to its two neighbours (`ring`,
+    with half of the bandwidth each), or each pair by its own link (`mesh`).
     `reductions`: switches can add and copy.
     """
 
@@ -199,7 +200,11 @@ class Machine(Text):
         Rates and bandwidths may be infinite, for operations without cost. Raises `DiagnosticError`
         for an unknown path, and for values that a text could not have.
         """
-        return self._grown(changes.changed(self, values))
+        try:
+            return self._grown(changes.changed(self, values))
+        except DiagnosticError as problem:  # a traceback shows notes
+            problem.__notes__ = [render(each, {}) for each in problem.diagnostics]
+            raise
 
     def scaled(self, path: str, factor: float) -> Machine:
         """The machine with the figures of a path multiplied. Raises `DiagnosticError` as `changed`

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
-from stagec.ir.traits import Accumulates
+from stagec.ir.traits import Accumulates, Repeats
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.program.crossings import (
     LayerShare,
@@ -45,8 +45,9 @@ class PartWay(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PartCrossing:
     """The transfer of a value: its senders and receivers (`way`). For each pod, `first` has the
-    number of each chunk's first message, `ways` the number of messages per rank. `stream` is the
-    number of the value. `whole` says whether each message is the entire value."""
+    number of each chunk's first message, `ways` the number of messages per rank. Among the layers
+    of all values, its own begin with number `stream`. `whole` says whether each message is the
+    entire value."""
 
     way: Handover
     first: Mapping[str, Mapping[int, int]]
@@ -58,10 +59,11 @@ class PartCrossing:
 @dataclass(frozen=True, slots=True)
 class PartCrossings:
     """The values that two pods exchange. For each pod, `peers[pod][j]` has the rank of the other
-    pod that message j of each rank goes to, or comes from."""
+    pod that message j of each rank goes to, or comes from. A value of `layers` crosses in each."""
 
     values: Mapping[PartWay, PartCrossing]
     peers: Mapping[str, Sequence[Ints]]
+    layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,16 @@ class PartEnd:
     def value(self) -> Value:
         """The value at this end."""
         return (self.op.operands or self.op.results)[0]
+
+    def layers(self, module: Module) -> int:
+        """The number of layers in which the value crosses: 1 outside of repeats. Raises
+        `UnboundError`."""
+        outer, count = self.op.parent_op, 1
+        while outer is not None and outer is not self.func:
+            if outer.has(Repeats):
+                count *= evaluate(outer.expr("count"), module.env)
+            outer = outer.parent_op
+        return count
 
     @property
     def shares(self) -> Iterator[tuple[int, int]]:
@@ -125,7 +137,8 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
     numbers = {a: Numbers(meshes[a], meshes[b]), b: Numbers(meshes[b], meshes[a])}
     ways = sorted(ends[a])
     tensors = [way for way in ways if ends[a][way][0].value.tensor.rank]
-    for stream, way in enumerate(ways):
+    layers = 0
+    for way in ways:
         like = way if way in tensors else (*tensors, way)[0]
         caches = {
             pod: _cache_of(module, meshes[pod], ends[pod][like][0].value, ends[pod][way])
@@ -138,8 +151,9 @@ def part_crossings(one: Module, other: Module) -> PartCrossings:
             way.to: numbers[way.to].end(got, sent, met.of, 1).first,
         }
         count = {way.source: len(met.to) * len(got.shares), way.to: len(met.of) * len(sent.shares)}
-        crossings[way] = PartCrossing(met, first, count, stream, whole=way not in tensors)
-    return PartCrossings(crossings, {pod: each.peers for pod, each in numbers.items()})
+        crossings[way] = PartCrossing(met, first, count, layers, whole=way not in tensors)
+        layers += ends[a][way][0].layers(pods[a])
+    return PartCrossings(crossings, {pod: each.peers for pod, each in numbers.items()}, layers)
 
 
 def matching_ends(pods: Mapping[str, Module]) -> Mapping[str, Ends]:

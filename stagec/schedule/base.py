@@ -52,6 +52,8 @@ class Schedule(ABC):
     rank. `scope` defines the bubble: `step`, all idle time of a rank in the step, or `span`, only
     that between the first and last action of the rank. The latter is used for zero-bubble
     schedules, whose ranks continue with the next step without waiting for each other.
+    `keeps_sent_gradients` is set where PyTorch holds the messages of a backward until those of the
+    next one exist (`stg.stage_buffers[gradients = next]`).
     """
 
     name: ClassVar[str]
@@ -60,6 +62,7 @@ class Schedule(ABC):
     formulas: ClassVar[Formulas] = Formulas("", "")
     default_chunks: ClassVar[int] = 1
     splits_weight_gradient: ClassVar[bool] = False
+    keeps_sent_gradients: ClassVar[bool] = False
     scope: ClassVar[Scope] = "step"
 
     @abstractmethod

@@ -40,6 +40,7 @@ class OneFOneB(Schedule):
     summary = "a forward and a backward in turn"
     source = "arXiv 2006.09503, 2104.04473"
     formulas = Formulas("(p-1)(F+B)", "min(m, p-r)")
+    keeps_sent_gradients = True  # bwd_sends in torch/distributed/pipelining/schedules.py
 
     def rank_actions(self, rank: int, stages: int, microbatches: int, chunks: int) -> RankOrder:
         return one_f_one_b(stages - 1 - rank, microbatches, chunk_0, chunk_0)

@@ -238,14 +238,12 @@ class Fleet:
             seconds = _drawn(member.source, plan.repair) if plan.repair else plan.start
         self.due(Arrival(failure.replica, now + seconds, member.life))
 
-    def arrive(self, arrival: Arrival, now: int) -> bool:
-        """Let a replica take requests, unless its life has ended. Returns whether it does."""
+    def arrive(self, arrival: Arrival, now: int) -> None:
+        """Let a replica take requests, unless its life has ended."""
         member = self._members[arrival.replica - self.first]
-        if member.life != arrival.life:
-            return False
-        self._change(member, ReplicaState.UP, now)
-        self._fails_later(member, now)
-        return True
+        if member.life == arrival.life:
+            self._change(member, ReplicaState.UP, now)
+            self._fails_later(member, now)
 
     # -- scaling -----------------------------------------------------------------------------------
 

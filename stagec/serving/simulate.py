@@ -347,8 +347,10 @@ class Simulation:
         assert isinstance(what, Arrival)
         replica = self._each[what.replica]
         self._watch(replica, now)
-        fleet = self._fleet_of(replica.prefills)
-        if fleet.arrive(what, now):
+        self._fleet_of(replica.prefills).arrive(what, now)
+        if self._events and self._events[0][:2] == (now, _RETURN):
+            return  # requests that wait are shared by all that return at this time
+        for fleet in (self.prefill_fleet, self.fleet):
             self._release(fleet, now)
 
     def _release(self, fleet: Fleet, now: int) -> None:

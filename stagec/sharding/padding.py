@@ -17,6 +17,7 @@ from stagec.ir.traits import Accumulates, Recasts, Repeats
 from stagec.ir.types import AxisUse, Dim, TensorType
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.shard import AT_REST
+from stagec.sharding.strategy import read_strategy
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ def _view_users(
     module: Module, value: Value, shard: PaddedShard, shape: TensorType, depth: int
 ) -> None:
     """Add views for the users of a parameter, or of its slices in `depth` repeats; `shape` is that
-    of the whole parameter. A cast includes the padding."""
+    of the whole parameter. A cast to the type of `stg.dtypes[compute]` is part of the gather, and
+    includes the padding."""
+    compute = read_strategy(module).dtypes.compute
     direct: list[tuple[Operation, int]] = []
     for op, index in list(value.uses):
         if op.has(Repeats) and index >= carried(op):
@@ -114,7 +117,7 @@ def _view_users(
             arg = op.body.args[index]
             _view_users(module, arg, shard, shape, depth)
             arg.type = shard.type_of(arg.tensor, depth=depth)
-        elif op.has(Recasts):
+        elif op.has(Recasts) and op.text("to") == compute:
             _view(module, op.result, list(op.result.uses), shard, shape, depth)
             op.result.type = shard.type_of(op.result.tensor, depth=depth)
         else:

@@ -28,8 +28,10 @@ from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.ir_spec.strategy.gather import GatherRule
 from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.microbatches import MicrobatchesRule
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.offload import OffloadRule
 from stagec.ir_spec.strategy.optimizer import OptimizerRule
+from stagec.ir_spec.strategy.part import PartRule
 from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.ring import RingRule
@@ -156,6 +158,12 @@ class Strategy:
     def batch(self) -> str:
         """The symbol of the batch."""
         return self.one(MicrobatchesRule).split
+
+    @property
+    def in_turn(self) -> int:
+        """The number of parts of a batch that take turns in each layer of a step of serving."""
+        apart = [rule.batches for rule in self.all(PartRule) if rule.feed_forward]
+        return max([1, *apart, 2 * self.one(MoeRule).two_batches])
 
     @property
     def pipeline(self) -> PipelineRule | None:

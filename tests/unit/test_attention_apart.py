@@ -95,3 +95,71 @@ def test_servers_decode_so(pods: tuple[str, ...]) -> None:
     step = timed("--batch", "64", "--context", "1050", "--pp", "2", "--afd", "--tp", "2")
     assert point["tpot"] >= step["step_seconds"] * (1 - 1e-9)
     assert not pods or point["tpot"] == pytest.approx(step["step_seconds"])
+
+
+def pods(apart: str, dp: int) -> list[dict[str, Any]]:
+    """The pods of a step of decode of Llama 3 8B with feed-forward on other ranks."""
+    step = ("--serve", "decode", "--batch", str(BATCH), "--context", str(CONTEXT))
+    part = ("--dp", str(dp), "--part", f"apart=feed-forward: {apart}", "--json")
+    return list(json.loads(stagec("analyze", "llama3-8b", *step, *part).out)["pods"].values())
+
+
+@pytest.mark.parametrize(("dp", "apart", "tp"), [(4, "tp=2", 2), (2, "tp=8", 8), (8, "", 1)])
+def test_unequal_groups_send_each_token_to_all_ranks_that_need_it(
+    dp: int, apart: str, tp: int
+) -> None:
+    """Weights of feed-forward are with its own ranks. All of them need each token, and give back as
+    much as comes to the ranks with attention."""
+    attention, rest = (pod["classes"][0] for pod in pods(apart, dp))
+    heads = WIDTH * HEAD * (2 * HEADS + 2 * KV_HEADS)
+    whole = 2 * (LAYERS * (heads + WIDTH) + 2 * WORDS * WIDTH + WIDTH)
+    assert attention["memory"]["parameters"] == whole
+    assert rest["memory"]["parameters"] == 2 * LAYERS * (3 * WIDTH * WIDE // tp + WIDTH)
+    assert not rest["memory"].get("caches")
+    tokens = 2 * LAYERS * BATCH * WIDTH
+    moved = [_bytes(each) for each in (attention, rest)]
+    assert moved == [
+        {"send": tp * tokens // dp, "recv": tokens // dp},
+        {"recv": tokens, "send": tokens // tp},
+    ]
+
+
+def _bytes(each: dict[str, Any]) -> dict[str, int]:
+    moved = {"send": 0, "recv": 0}
+    for messages in each["p2p"]:
+        moved[messages["dir"]] += messages["bytes"]
+    return moved
+
+
+def test_two_pods_of_equal_groups_take_as_long_as_two_stages() -> None:
+    step = ("--batch", "64", "--context", "4000", "--tp", "2")
+    stages = timed(*step, "--pp", "2", "--afd")
+    apart = timed(*step, "--part", "apart=feed-forward: tp=2")
+    assert apart["step_seconds"] == pytest.approx(stages["step_seconds"], rel=0.01)
+
+
+def test_taking_turns_hides_the_shorter_half() -> None:
+    """With one part of the batch each pod waits for the other one."""
+    part = ("--dp", "4", "--part", "x=feed-forward: ep=2,dp=2")
+    step = ("--batch", "512", "--context", "4000", *part)
+    alone = timed(*step, "--part-batches", "1")
+    turns = timed(*step, "--part-batches", "2")
+    busy = [sum(v for n, v in c["breakdown"].items() if n != "bubble") for c in turns["classes"]]
+    assert turns["step_seconds"] == pytest.approx(max(busy), rel=0.03)
+    assert turns["step_seconds"] < 0.8 * alone["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--pp", "2"), "a part with feed-forward cannot be used with pipeline stages"),
+        (("--dp", "3"), "neither of which divides the other"),
+        (("--dp", "24"), "B = 24 does not divide over 2*dp"),
+    ],
+)
+def test_what_unequal_groups_do_not_take_is_refused(flags: tuple[str, ...], text: str) -> None:
+    step = ("--serve", "decode", "--batch", "24", "--context", "100")
+    ran = stagec("analyze", "llama3-8b", *step, *flags, "--part", "x=feed-forward: dp=2")
+    assert ran.code == 1
+    assert text in ran.err
+    assert "help: " in ran.err

@@ -154,7 +154,7 @@ class SlowServer:
             for replica in self.each:
                 if replica.due == now:
                     replica.due, replica.state = None, "up"
-                    self.unpark()
+            self.unpark()
             while self.failures and self.failures[0].at == now:
                 self.fail(self.failures.pop(0), now)
             if auto is not None and tick == now:
@@ -265,6 +265,13 @@ def test_every_event_is_that_of_the_simulator_that_steps(
     actual = sorted((j.number, j.first, j.last) for j in run.done)
     assert actual == sorted((j.number, j.first, j.last) for j in slow.done)
     assert run.fleet.series.totals[0] == slow.held
+
+
+def test_replicas_that_return_at_one_time_share_the_requests_that_wait() -> None:
+    requests = [Request(0, 2, 1) for _ in range(6)]
+    plan = FleetPlan(2, NANOSECOND)
+    run = fleet(requests, plan, [failure_of(1, 0, None), failure_of(0, 0, None)])
+    assert [r.tally.computed for r in run.replicas] == [6, 6, 0]
 
 
 # -- what holds of every server --------------------------------------------------------------------

@@ -25,16 +25,13 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 #: Values that say what holds without them, or how large a call is of which there is one; what is
 #: filled up where sizes do not divide, copied where calls go along other dimensions, and cast where
-#: elements have few bits; reduced once where there are several microbatches; one call where queries
+#: elements have few bits; one call where queries
 #: and keys have norms over ranks.
 SAME = {
     *(("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")),
     ("compute_dtype", "bf16"),
 }
-BY_SIZE = {
-    *("ddp_bucket", "own_casts", "fuse_experts", "shard_padding", "grad_reduction"),
-    "all_reduce_statistics",
-}
+BY_SIZE = {*("ddp_bucket", "own_casts", "fuse_experts", "shard_padding"), "all_reduce_statistics"}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
     *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps"),
@@ -75,6 +72,7 @@ def silent(model: str, given: dict[str, Any]) -> list[str]:
 
 #: GPT has no fused attention: a ring refuses it, and backward uses nothing that --cp-inputs keeps.
 CASES = [(model, job) for model in (LLAMA, GPT, MIXTRAL) for job in JOBS]
+SUMS = {"zero": 3, "microbatches": 4}
 CASES.remove((GPT, "sequence"))
 QUICK = [(LLAMA, "stages"), (MIXTRAL, "sequence")]
 
@@ -104,6 +102,13 @@ def test_ranks_that_blocks_stay_split_over_are_some_of_those_that_shard() -> Non
         ({"fuse_caches": True}, {"fuse_caches": True, "serve": "decode"}),
         ({"fuse_caches": True}, {"fuse_products": True}),
         ({"pp": 2, "tp": 2, "sp": True, "scatter_gather": True}, {"pp": 2, "tp": 2, "sp": True}),
+        (
+            {"zero": 3, "grad_collective": "all-reduce"},
+            {"zero": 1, "grad_collective": "all-reduce"},
+        ),
+        ({"zero": 1, "grad_reduction": "once"}, {"zero": 1, "grad_reduction": "each"}),
+        ({"zero": 3, "grad_reduction": "once"}, SUMS | {"grad_reduction": "once"}),
+        (SUMS | {"grad_reduction": "staged"}, SUMS | {"pp": 2, "grad_reduction": "staged"}),
     ],
 )
 def test_what_is_idle_is_known_without_a_compile(

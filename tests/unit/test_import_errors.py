@@ -120,6 +120,8 @@ def test_a_wrong_value_is_reported_at_its_key(key: str, value: Any, message: str
         ("internvl", "", "downsample_ratio", -0.5, "is -0.5, expected a positive number"),
         ("llama4", "vision_config", "pixel_shuffle_ratio", 0, "is 0, expected a positive number"),
         ("qwen3_vl", "vision_config", "deepstack_visual_indexes", "8", "expected a list"),
+        ("gpt2", "", "resid_pdrop", 1e-300, "expected a rate from 0 to 1 of at most 18 decimals"),
+        ("gpt2", "", "attn_pdrop", 1.5, "is 1.5, expected a rate from 0 to 1"),
     ],
 )
 def test_a_wrong_value_of_a_family_is_reported_at_its_key(

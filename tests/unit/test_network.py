@@ -270,6 +270,24 @@ def test_links_of_a_torus_and_of_a_mesh() -> None:
     assert message_seconds(amd, SIZE, amd.network[0]) == pytest.approx(SIZE / 64e9)
 
 
+def test_a_ring_without_a_number_of_ranks_joins_those_of_the_job() -> None:
+    """On a job of 16 nodes: across the seam two are neighbours, a part of the ring is a line, and
+    every fourth node closes it as with `ranks = 128`."""
+    text = 'base = "h100-sxm"\nefficiency.collectives = ["ring"]\n[[network]]\n'
+    text += 'name = "infiniband"\nkind = "ring"\n'
+    mesh = {"dp": 16, "tp": 8}
+    open_, closed = (
+        read_machine("x", text + ranks).for_mesh(mesh) for ranks in ("", "ranks = 128\n")
+    )
+    for units in (range(16), (0, 15), range(8), range(0, 16, 4), (0, 3)):
+        nodes = np.array(units) * 8
+        (actual,), (expected,) = spans(open_, nodes), spans(closed, nodes)
+        assert actual.share == expected.share
+    assert spans(open_, np.array([0, 120]))[0].share == 0.5
+    racks = read_machine("x", text.replace("h100-sxm", "gb200")).for_mesh({"dp": 4, "tp": 64})
+    assert spans(racks, np.arange(256))[-1].share == 1.0
+
+
 @pytest.mark.parametrize("name", machines())
 @pytest.mark.parametrize("kind", KINDS)
 def test_more_bytes_take_longer_and_arrays_are_numbers(name: str, kind: str) -> None:

@@ -565,11 +565,13 @@ SERVER: dict[str, Any] = {"sizes": SERVED, "prompt": 64}
         ("time", [MACHINE], {"progress": 3}, "progress: expects a function"),
         ("analyze", [], {"symbolic": []}, "symbolic: expects True or False"),
         ("ask", [list[str]()], {}, "unknown question '[]'"),
-        ("sweep", [{"tp": [1]}], {"sort": True}, "the table has no column 'on'"),
+        ("sweep", [{"tp": [1]}], {"sort": True}, "sort: expects a text, found True"),
         ("sweep", [{"tp": [1]}], {"plot": b"x"}, "plot: expects a text or a number"),
         ("with_", [], {"sizes": []}, "sizes: expects a dictionary"),
         ("with_", [], {"tp": b"8"}, "tp: expects a text or a number"),
         ("with_", [], {"sp": "maybe"}, "sp: 'maybe' is not a valid boolean"),
+        ("serve", [MACHINE], {"ttft": float("nan")}, "ttft: nan is not in the range"),
+        ("time", [MACHINE], {"accepted": float("nan")}, "accepted: nan is not in the range"),
     ],
 )
 def test_wrong_values_are_errors_with_a_remedy(
@@ -583,11 +585,41 @@ def test_wrong_values_are_errors_with_a_remedy(
 
 
 def test_wrong_names_and_ranks_are_errors_with_a_remedy() -> None:
-    with pytest.raises(stagec.DiagnosticError, match="contains a NUL character"):
-        stagec.job("x\0y.stg")
     ranks: Any = "nvlink"
     with pytest.raises(stagec.DiagnosticError, match="expects LEVEL=N"):
         stagec.machine(MACHINE, ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("x\0y", "contains a NUL character"),
+        ("a\ud800b", "contains a character that is not text"),
+        ("x" * 5000, "File name too long"),
+    ],
+)
+def test_names_that_no_file_has_are_errors_with_a_remedy(name: str, says: str) -> None:
+    for call in (
+        lambda: stagec.job(name).analyze(),
+        lambda: stagec.job("llama3-8b", name).analyze(),
+        lambda: stagec.import_config(name),
+        lambda: made().time(MACHINE, measured=name),
+        lambda: made().compile(name),
+        lambda: made().compile(archive=name),
+    ):
+        with pytest.raises(stagec.DiagnosticError, match=says) as problem:
+            call()
+        assert "help:" in "".join(problem.value.__notes__)
+
+
+def test_arrays_are_lists_and_arrays_without_axes_are_numbers() -> None:
+    numpy: Any = pytest.importorskip("numpy")
+    array = numpy.array
+    assert made(tp=array(2)).command == made(tp=2).command
+    table = made().sweep({"tp": array([1, 2]), "S": array(128)}, jobs=1)
+    assert table == made().sweep({"tp": [1, 2], "S": 128}, jobs=1)
+    served = made(prompt=64).serve(MACHINE, batches=array(4), output_tokens=2)
+    assert [point["batch"] for point in served.rows()] == [4]
 
 
 def test_a_key_to_ignore_may_be_one_text(tmp_path: Path) -> None:
@@ -608,8 +640,9 @@ def test_a_key_to_ignore_may_be_one_text(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_figures_of_a_machine_are_errors(given: Any, says: str) -> None:
-    with pytest.raises(stagec.DiagnosticError, match=says):
+    with pytest.raises(stagec.DiagnosticError, match=says) as problem:
         stagec.machine(MACHINE).changed(given)
+    assert "help:" in problem.value.__notes__[0]
 
 
 def test_switches_take_what_the_command_line_takes() -> None:

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from stagec.driver.cli import main
-from tests.support import stagec
+from tests.support import LONG, stagec
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA: dict[str, Any] = json.loads((ROOT / "stagec/answers/time.schema.json").read_text("utf-8"))
@@ -84,18 +84,31 @@ def test_a_step_that_hosts_hold_up_says_so() -> None:
     ],
 )
 def test_graphs_that_no_host_launches_are_not_left_out(more: str, warned: bool) -> None:
-    words = "--machine", "h100-sxm", "--set", "L=1", "--no-levers", "--no-graphs"
-    ran = stagec("time", "llama3-8b", *words, *more.split())
-    assert ran.code == 0
-    assert ("--no-graphs has no effect" in ran.err) == warned
+    words = "--machine", "h100-sxm", "--set", "L=1", "--no-graphs", *more.split()
+    compiled = "compile", "--dry-run", "--format"
+    for command in (("time", "--no-levers"), ("time", "--sweep", "tp=1"), (*compiled, "perfetto")):
+        ran = stagec(*command, "llama3-8b", *words)
+        assert ran.code == 0
+        said = ran.err + ran.out.replace("\n", " ")
+        assert ("--no-graphs has no effect" in said) == warned, command
+    assert "no effect on chakra" in stagec(*compiled, "chakra", "llama3-8b", *words).err
 
 
+@LONG
 @pytest.mark.parametrize("more", ["--step-tokens 64", "--prompt-steps alone", "--stack vllm"])
-def test_flags_of_a_scheduler_do_not_change_one_step(more: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("time --machine h100-sxm --no-levers", "time --machine h100-sxm --sweep tp=1"),
+        *("analyze", "analyze --sweep tp=1", "memory", "compile --dry-run"),
+    ],
+)
+def test_flags_of_a_scheduler_do_not_change_one_step(command: str, more: str) -> None:
     """What a stack says is no flag that was given."""
-    words = "--machine", "h100-sxm", "--set", "L=1", "--no-levers", "--serve", "decode"
-    ran = stagec("time", "llama3-8b", *words, "--batch", "2", "--context", "8", *more.split())
-    assert ("has no effect: one step is timed" in ran.err) == (more != "--stack vllm")
+    words = "--set", "L=1", "--serve", "decode", "--batch", "2", "--context", "8"
+    ran = stagec(*command.split(), "llama3-8b", *words, *more.split())
+    said = ran.err + ran.out.replace("\n", " ")
+    assert ("has no effect on one step" in said) == (more != "--stack vllm")
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [("1", True), ("2", False)])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.answers.memory.picture import Drawing, DrawnJob, memory_page
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.idle_flags import unscheduled
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import OneOf
@@ -16,6 +18,7 @@ from stagec.jobs.request.options import JobOptions, stated_stack
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.pipeline.instrument import PLAN
+from stagec.support.rebuilt import Rebuilt
 
 #: The allocators that can place buffers.
 FIT = OneOf(("best-fit", "caching"))
@@ -23,11 +26,12 @@ FIT = OneOf(("best-fit", "caching"))
 
 @dataclass(frozen=True)
 class MemoryPlan(Report):
-    """The footprint of a job: the object of `stagec memory --json`. `builder` has the planned
-    module, `limit` is the given limit, and `drawing` has the options of its page."""
+    """The footprint of a job: the object of `stagec memory --json`. `planned` gives the builder of
+    the planned module, which a process that unpickles the answer compiles again; `limit` is the
+    given limit, and `drawing` has the options of its page."""
 
     data: Mapping[str, Any]
-    builder: JobBuilder = field(repr=False, compare=False)
+    planned: Rebuilt[JobBuilder] = field(repr=False, compare=False)
     limit: Limit | None = field(default=None, repr=False, compare=False)
     drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
 
@@ -66,7 +70,8 @@ class MemoryPlan(Report):
 
     def page(self) -> str:
         """The memory of a rank of each stage over the step, with the limit as a line."""
-        job = DrawnJob.of(self.builder.options, {"": self.builder})
+        builder = self.planned()
+        job = DrawnJob.of(builder.options, {"": builder})
         return memory_page(job, self.drawing, self.limit, self.room)
 
     def print(self, stream: TextIO) -> None:
@@ -100,7 +105,7 @@ class PodsMemory(Report):
 
     def page(self) -> str:
         """The memory of a rank of each stage and pod over the step, with the limit as a line."""
-        builders = {pod: plan.builder for pod, plan in self.pods.items()}
+        builders = {pod: plan.planned() for pod, plan in self.pods.items()}
         most = max(self.pods.values(), key=lambda plan: plan.peak)
         job = DrawnJob.of(self.options, builders)
         return memory_page(job, self.drawing, most.limit, most.room)
@@ -119,6 +124,7 @@ def memory(
     `DiagnosticError`."""
     from stagec.analysis.footprint import footprint
 
+    session.report(*unscheduled(options))
     pods = Pods.of(options, session)
     pods.lower(until=PLAN)
     plans: dict[str, MemoryPlan] = {}
@@ -126,8 +132,15 @@ def memory(
         for pod, builder in pods.builders.items():
             plan = footprint(builder.module, pods.titles[pod], fit)
             plan |= stated_stack(builder.options)
-            plans[pod] = MemoryPlan(_with_fit(plan, limit, aside), builder, limit)
+            planned = Rebuilt(partial(_planned, options, pod), builder)
+            plans[pod] = MemoryPlan(_with_fit(plan, limit, aside), planned, limit)
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
+
+
+def _planned(options: JobOptions, pod: str) -> JobBuilder:
+    """The builder of a pod, up to its memory plan; diagnostics are dropped, since they were
+    reported before. Raises `DiagnosticError`."""
+    return Pods.of(options, Session()).lower(until=PLAN).builders[pod]
 
 
 def _with_fit(footprint: dict[str, Any], limit: Limit | None, session: Session) -> dict[str, Any]:

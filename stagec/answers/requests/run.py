@@ -14,7 +14,6 @@ from stagec.answers.requests.options import given_requests, page_of, prefix_bloc
 from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
-from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, largest_step
@@ -280,7 +279,7 @@ def _pool(
             remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
     room, blocks, fixed = None, given["cache_blocks"], 0
-    halves = strategy.one(MoeRule).halves * max(1, strategy.microbatches)
+    halves = strategy.in_turn * max(1, strategy.microbatches)
     if blocks is None:
         largest = largest_step(requests, -(-tokens // halves), -(-sequences // halves))
         room = models.room(timer.machine, largest, block, given.get("limit"))

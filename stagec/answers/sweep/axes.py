@@ -12,7 +12,7 @@ from stagec.answers.sweep.rows import Case
 from stagec.jobs.request.flags import OF_ONE_MESH, type_of
 from stagec.jobs.request.job_file import key_place
 from stagec.jobs.request.machine import machine_of, with_used
-from stagec.jobs.request.option import AnyText, Kind, SizesType, Switch, Whole, text_of
+from stagec.jobs.request.option import AnyText, Kind, SizesType, Switch, Whole, text_of, values_in
 from stagec.jobs.request.ranges import RULE, doubled_texts, is_range
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, error
@@ -131,18 +131,13 @@ class SweepType(Kind[Axis]):
 def axis_of(name: str, values: object) -> Axis:
     """An axis of a list of values, or of their text. Raises `DiagnosticError`."""
     try:
-        text = values if isinstance(values, str) else ",".join(map(text_of, _as_sequence(values)))
+        text = values if isinstance(values, str) else ",".join(map(text_of, values_in(values)))
         return SweepType(timed=True).read(f"{name}={text}")
     except ValueError as problem:
         raise error(
             str(problem),
             remedy='give a list or its text, as in {"tp": [1, 2, 4], "S": "4096..16384"}',
         ) from None
-
-
-def _as_sequence(values: object) -> Sequence[object]:
-    several = isinstance(values, list | tuple | range)
-    return cast("Sequence[object]", values) if several else [values]
 
 
 def _axis(name: str, texts: Sequence[str], *, timed: bool) -> Axis:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagec.jobs.idle_flags import unscheduled, without_graphs
 from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
@@ -67,6 +68,7 @@ def refused(problem: DiagnosticError) -> Mapping[str, SweepRow]:
 def _summaries(case: Case, session: Session) -> Mapping[str, SweepRow]:
     from stagec.jobs.lowered import job_costs
 
+    session.report(*unscheduled(case.options))
     job = job_costs(on_machine(case.options, case.machine), session)
     steps = {"": job} if case.machine is None else job.by_step
     return {pod: _summary(each, case, session) for pod, each in steps.items()}
@@ -95,6 +97,9 @@ def _summary(job: CompiledJob | LoweredJob, case: Case, session: Session) -> Swe
         measured = measured.of(case.device or case.machine)
     timed = job.time(case.machine, ReplayOptions(case.overlap, case.graphs, measured))
     remark_unused(timed.costed_by, measured, session)
+    if not case.graphs:
+        issued = (each for pod in job.issued.values() for each in pod.jobs)
+        session.report(*without_graphs(each.software for each in issued))
     fit = {} if timed.fit is None else {"fit": timed.fit.as_json()}
     of_stack = case.options.stack, case.machine, case.options.serve
     interval = interval_row(*of_stack, timed.step_seconds)

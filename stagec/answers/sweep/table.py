@@ -37,6 +37,9 @@ class SweepColumn:
     aliases: tuple[str, ...] = ()
     long: str = ""
 
+    def __reduce__(self) -> tuple[Callable[[str], SweepColumn], tuple[str]]:
+        return column_named, (self.name,)
+
     @property
     def full(self) -> str:
         """The title on the axes of charts."""
@@ -139,6 +142,11 @@ TIME = (
     _timed("bubble", "bubble", "bubble_share", _share, long="share of the pipeline bubble"),
     _timed(*("exposed", "exposed", "exposed_share", _share), long="share of exposed communication"),
 )
+
+
+def column_named(name: str) -> SweepColumn:
+    """The column of this name, which is how a pickle states it."""
+    return next(each for each in (*ANALYSIS, *FOOTPRINT, *TIME) if each.name == name)
 
 
 def chosen_text(value: object) -> str:

@@ -20,6 +20,7 @@ from stagec.answers.time.table import (
 )
 from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving_step import PREFILL
+from stagec.jobs.idle_flags import unscheduled, without_graphs
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.command_line import step_command
@@ -34,8 +35,8 @@ from stagec.output.tables import console
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-    from stagec.time.costs.nodes import Measurements
     from stagec.time.costs.replay_options import ReplayOptions
+    from stagec.time.step import Issued
 
 NOT_GIVEN = Acceptance(1.0, 1, given=False)
 
@@ -125,11 +126,19 @@ class StepAnswer(TimeReport, Report):
 
 
 def _remark(
-    report: TimeReport, measured: Measurements | None, levers: bool | None, session: Session
+    report: TimeReport,
+    issued: Mapping[str, Issued],
+    replay: ReplayOptions,
+    levers: bool | None,
+    session: Session,
 ) -> None:
-    """Report the cautions of a time, unused measurements, and `--levers` if it was not run."""
+    """Report the cautions of a time, measurements and flags without effect on what is `issued`, and
+    `--levers` if it was not run."""
     session.remark(*report.cautions)
-    remark_unused(report.costed_by, measured, session)
+    remark_unused(report.costed_by, replay.measured, session)
+    if not replay.graphs:
+        jobs = (job for each in issued.values() for job in each.jobs)
+        session.report(*without_graphs(job.software for job in jobs))
     if levers is None and not report.levers:
         session.log("--levers times what would help")
 
@@ -151,22 +160,24 @@ def time(
     the structure of a job of one pod is compiled once per process and reused for other sizes and
     degrees. `progress` is called with messages. Raises `DiagnosticError`."""
     options = on_machine(options, machine)
+    session.report(*unscheduled(options))
     alone: Mapping[str, float] = {}
     turns: Mapping[str, float] = {}
     drawn: Callable[[], Timed] = partial(_with_memory, options, machine, replay)
     if again and not has_pods(options):
         from stagec.jobs.figures import CompiledJob
 
-        report = CompiledJob.of(options, session).time(machine, replay, levers=bool(levers))
+        job = CompiledJob.of(options, session)
+        report = job.time(machine, replay, levers=bool(levers))
+        _remark(report, job.issued, replay, levers, session)
     else:
         timed = time_job(
             options, machine, session, replay, levers=levers, memory=memory, progress=progress
         )
-        session.report(*timed.without_effect())
         report = timed.report
         drawn = (lambda: timed) if memory else drawn
         for step in timed.steps.values():
-            _remark(step.report, replay.measured, levers, session)
+            _remark(step.report, timed.each, replay, levers, session)
         if options.serve == DISAGGREGATED:
             sent = transfer_of(timed)
             reports = {pod: step.report for pod, step in timed.steps.items()}

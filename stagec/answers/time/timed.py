@@ -3,7 +3,7 @@ as one job: their programs and their memory over time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_events import EventPlans
-from stagec.ir_spec.strategy.scheduler import SchedulerOp
 from stagec.jobs.lowered import LoweredJob, TimedStep
 from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
@@ -19,18 +18,16 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.program.classes import RankClass
 from stagec.program.nodes import Ints, Program
-from stagec.support.diagnostics import Diagnostic
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import Issued
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
     from stagec.formats.base import Layout
     from stagec.formats.timeline.ranks import Replay
     from stagec.ir.module import Module
     from stagec.machines import Machine
-    from stagec.time.step import Issued, StepTime
+    from stagec.time.step import StepTime
 
 
 @dataclass(frozen=True)
@@ -61,18 +58,6 @@ class Timed:
     def issued(self) -> Issued:
         """The programs of all pods, for pictures: the ranks of pods are concatenated."""
         return JoinedPods(self.each) if self.pods.several else next(iter(self.each.values()))
-
-    def without_effect(self) -> Iterator[Diagnostic]:
-        """Warnings about flags that do not change the time of the step."""
-        unused: dict[str, str] = {}
-        jobs = (each for pod in self.each.values() for each in pod.jobs)
-        if not self.replay.graphs and not any(each.software.is_graph for each in jobs):
-            unused["--no-graphs"] = "hosts launch no graph in this step"
-        for flag in SchedulerOp.flags if self.options.serve is not None else ():
-            if not flag.is_default(getattr(self.options, flag.name)):
-                unused[flag.option] = "one step is timed; 'stagec serve' schedules requests"
-        for option, why in unused.items():
-            yield Diagnostic(f"{option} has no effect: {why}", severity="warning")
 
 
 def time_job(

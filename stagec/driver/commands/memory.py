@@ -70,7 +70,7 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     if form_of(given) in ("json", "csv") or given["output"]:
         for pod, one in each.items():
             _print_verdict(f"{pod}/" if pod else "", one)
-    builders = {pod: one.builder for pod, one in each.items()}
+    builders = {pod: one.planned() for pod, one in each.items()}
     drawing = draw(
         builders, {pod: one.data for pod, one in each.items()}, options, given, the_session()
     )

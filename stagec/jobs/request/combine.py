@@ -12,8 +12,9 @@ from math import isqrt, prod
 from stagec.ir.module import Module
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
-from stagec.ir_spec.strategy.axes import PARTS, SHARDING, TENSOR_AXES
+from stagec.ir_spec.strategy.axes import EXPERTS, PARTS, SHARDING, SHARED_WIDTH, TENSOR_AXES
 from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
+from stagec.ir_spec.strategy.gradients import STAGED
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
 from stagec.ir_spec.strategy.statement import Flag, Need, Statement
@@ -314,15 +315,11 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
     for given, need in idle(request):
         shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
         yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
-    for name in ("ddp_bucket", "ddp_copies") if request["zero"] >= 2 else ():
-        if not FLAGS[name].is_default(request[name]):
-            reason = "with --zero 2 and 3, which reduce layer by layer"
-            yield _warning(f"{flag(name)} has no effect {reason}")
-    sums = microbatches(request["microbatches"], request.ranks("pp")) > 1
-    if not sums and not FLAGS["grad_sums"].is_default(request["grad_sums"]):
-        yield _warning("--grad-sums has no effect with one microbatch, whose gradients are no sums")
+    yield from _gradients_without_effect(request)
     if request["fuse_caches"] and not request.flags.get("serve"):
         yield _warning("--fuse-caches has no effect without --serve: training has no caches")
+    if request["whole_shared_experts"] and {EXPERTS, SHARED_WIDTH} & {*request.sizes} == {EXPERTS}:
+        yield _warning("--whole-shared-experts has no effect: the model has no shared experts")
     schedule = SCHEDULES.get(request["schedule"])
     splits = schedule is not None and schedule.splits_weight_gradient
     if not splits and not FLAGS["stage_graph"].is_default(request["stage_graph"]):
@@ -335,6 +332,26 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         yield _warning("--reshard-ranks has no effect: these are all ranks that shard")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
+
+
+def _gradients_without_effect(request: FlagValues) -> Iterator[Diagnostic]:
+    """Warnings of flags of gradients without effect."""
+    zero, once = request["zero"], "--zero 1, which reduces gradients once"
+    sums = microbatches(request["microbatches"], request.ranks("pp")) > 1
+    parts = "--zero 2 and 3, which reduce layer by layer" if zero >= 2 else ""
+    single = "" if sums else "one microbatch, whose gradients are no sums"
+    idle = {
+        "ddp_bucket": parts,
+        "ddp_copies": parts,
+        "grad_sums": single,
+        "grad_collective": "--zero 2 and 3, which reduce the part of each rank" if parts else "",
+        "grad_reduction": once if zero == 1 else single if zero else "",
+    }
+    for name, reason in idle.items():
+        if reason and not FLAGS[name].is_default(request[name]):
+            yield _warning(f"{flag(name)} has no effect with {reason}")
+    if request["grad_reduction"] == STAGED and zero >= 2 and sums and "pp" not in request.axes:
+        yield _warning("--grad-reduction staged has no effect without --pp")
 
 
 def in_usual_order(axes: Iterable[str]) -> bool:

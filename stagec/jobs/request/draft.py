@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from stagec.jobs.request.option import CommandOption, Kind, SizesType
 
-_FORM = "as in 'llama3-8b: tp=2', or with sizes 'llama3-8b[L=4]: tp=2'"
+_FORM = "'llama3-8b: tp=2', or with sizes 'llama3-8b[L=4]: tp=2'"
 #: The flag `on` among the flags of a draft model, which says on which ranks it runs.
 _ON = re.compile(r"(?:^|[\s,])on=([^\s,]*)")
 _MODEL = "model"

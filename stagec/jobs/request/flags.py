@@ -15,6 +15,7 @@ from stagec.ir_spec.strategy.axes import AXES, EXPERTS
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.mesh_flags import FLAGS as AXIS_FLAGS
 from stagec.ir_spec.strategy.mesh_flags import OF_MESH
+from stagec.ir_spec.strategy.part import FEED_FORWARD
 from stagec.ir_spec.strategy.statement import Flag
 from stagec.jobs.request.expert_load import LoadFile
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, OneOf, Switch, Whole
@@ -192,7 +193,7 @@ class PartFlag(Kind[PartText]):
         head, _, flags = text.partition(":")
         name, _, of = (word.strip() for word in head.partition("="))
         of = of.removeprefix("%")
-        if not (_is_name(name) and _is_name(of)):
+        if not (_is_name(name) and (_is_name(of) or of == FEED_FORWARD)):
             raise ValueError(f"expects NAME=VALUE: FLAGS, as in 'encoder=e: tp=2', found '{text}'")
         return PartText(name, of, flags.strip())
 

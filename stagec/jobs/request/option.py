@@ -5,10 +5,12 @@ read values by them."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -59,6 +61,11 @@ class AnyText(Kind[str]):
     def read(self, text: str) -> str:
         return text
 
+    def of(self, given: Any) -> str:
+        if isinstance(given, bool):
+            raise ValueError(f"expects a text, found {given}")
+        return super().of(given)
+
 
 class File(Kind[Path]):
     """The path of a file or a folder."""
@@ -67,7 +74,7 @@ class File(Kind[Path]):
     annotated = "str | Path"
 
     def read(self, text: str) -> Path:
-        return Path(text)
+        return path_of(text)
 
 
 class Switch(Kind[bool]):
@@ -125,7 +132,7 @@ class Number(Kind[float]):
         except ValueError:
             raise ValueError(f"'{text}' is not a valid float.") from None
         below = self.least is not None and (
-            number < self.least or (number == self.least and self.above)
+            not number >= self.least or (number == self.least and self.above)
         )
         if below or (self.most is not None and number > self.most):
             limits = _range(self.least, self.most, "<" if self.above else "<=")
@@ -200,9 +207,19 @@ class CommandOption:
             return self.kind.of(given)
         if self.merge is not None:
             return self.merge((self.kind.of(given),))
-        one = isinstance(given, str | Path | Mapping) or not isinstance(given, Iterable)
-        each: list[Any] = [given] if one else [*cast("Iterable[Any]", given)]
-        return tuple(map(self.kind.of, each))
+        return tuple(map(self.kind.of, values_in(given)))
+
+
+def values_in(given: Any) -> list[Any]:
+    """The values of a list, an array or another iterable; of a text or a number, that one."""
+    return [given] if _is_one(given) else [*cast("Iterable[Any]", given)]
+
+
+def _is_one(given: Any) -> bool:
+    """Whether it is one value, as an array without axes is."""
+    if isinstance(given, str | Path | Mapping) or getattr(given, "shape", None) == ():
+        return True
+    return not isinstance(given, Iterable)
 
 
 def switch(
@@ -249,20 +266,30 @@ def values_of(
     return values, frozenset(explicit)
 
 
+def path_of(text: str) -> Path:
+    """The path of a file. Raises `ValueError` for a name that no file can have."""
+    if "\0" in text:
+        raise ValueError("the name of a file contains a NUL character")
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        about = f"the name of a file contains a character that is not text: {text!a:.60}"
+        raise ValueError(about) from None
+    return Path(text)
+
+
 def text_of(value: Any) -> str:
     """A value in the form of the command line. Raises `ValueError` for bytes."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
+    if not isinstance(value, int) and isinstance(value, Real) and float(value).is_integer():
+        return str(int(float(value)))
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
         return ",".join(n if v is None else f"{n}={text_of(v)}" for n, v in items)
-    if isinstance(value, list | tuple | range):
-        return ",".join(map(text_of, cast("Sequence[object]", value)))
     if isinstance(value, bytes):
         raise ValueError(f"expects a text or a number, found {value!r:.60}")
-    return str(value)
+    return str(value) if _is_one(value) else ",".join(map(text_of, values_in(value)))
 
 
 class SizesType(Kind[dict[str, int | None]]):

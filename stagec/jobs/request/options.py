@@ -17,6 +17,7 @@ from stagec.jobs.request.option import (
     File,
     SizesType,
     Whole,
+    path_of,
     rare_option,
     switch,
     values_of,
@@ -188,10 +189,11 @@ def job_options(
     """The options of a model, with a strategy from a file or from flags by their names, and with
     the step of its preset. Raises `DiagnosticError` as the command line does, with `where` before
     the message."""
-    if "\0" in model or "\0" in (strategy or ""):
-        raise error(
-            f"{where}the name of a file contains a NUL character", remedy="give a name without it"
-        )
+    try:
+        for name in (model, strategy or ""):
+            path_of(name)
+    except ValueError as problem:
+        raise error(f"{where}{problem}", remedy="give a name without it") from None
     values, explicit = values_of(JOB, flags, without=SHOWN, where=where)
     names = {"model"} if model else set[str]()
     names |= {"strategy"} if strategy is not None else set()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagec.jobs.request.option import CommandOption, Kind, OneOf, switch
+from stagec.jobs.request.option import CommandOption, Kind, OneOf, path_of, switch
 from stagec.output.svg_text import pdf_writer
 from stagec.support.diagnostics import error
 from stagec.support.files import check_new_file
@@ -26,8 +26,9 @@ class ResultFile(Kind[Path]):
         """The path. Raises `ValueError` for `-`, `OSError` if no file can be written there."""
         if text == "-":
             raise ValueError("'-' is not the name of a file")
-        check_new_file(Path(text))
-        return Path(text)
+        path = path_of(text)
+        check_new_file(path)
+        return path
 
 
 class _FileOrStdout(ResultFile):

@@ -427,8 +427,11 @@ class JobFlags(TypedDict, total=False):
     #: splits them, as engines do if blocks of low-bit weights do not divide.
     pad_widths: int | None
     #: Give a part of the model its own mesh and strategy; VALUE is its result: 'encoder=e:
-    #: tp=2,dp=2'. May be given several times.
+    #: tp=2,dp=2', or feed-forward, of all layers in a step of serving. May be given several times.
     part: str | Sequence[str] | None
+    #: With a part that has the feed-forward: parts of the batch that take turns in each layer, so
+    #: that both pods compute (default 2).
+    part_batches: int | None
     #: Passes to run (default: train; forward if no argument is a param), such as
     #: 'train,+after(infer-shapes):my-pass'.
     pipeline: str | None

@@ -23,7 +23,6 @@ from stagec.analysis.serving_rates import (
 )
 from stagec.analysis.steady_server import PromptChunks, chunks, per_token
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
-from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
@@ -191,7 +190,7 @@ class _Timing:
         self._ranks = prod(mesh.values())
         self._stages = 1 if options.afd else mesh.get("pp", 1)  # stages with their own sequences
         strategy = read_strategy(module)
-        self._groups, self._halves = module.env[strategy.batch], strategy.one(MoeRule).halves
+        self._groups, self._halves = module.env[strategy.batch], strategy.in_turn
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
         self._scheduler, self._alone = scheduler, scheduler.prompts == ALONE
         self._budgets = self.task.budgets or (scheduler.tokens,)
