@@ -65,7 +65,7 @@ class PipelinedReplica(Replica):
         soon = self.way is not None and not self.way.count
         if soon or len(self._under) == self.stages or (len(self.waiting) > 1 and not self.adapters):
             return False
-        self.way = StepsUnderWay(now, now, 0, 0, None, [])
+        self.way = StepsUnderWay(now, now, 0, 0, 0, None, [])
         return True
 
     def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
@@ -83,7 +83,7 @@ class PipelinedReplica(Replica):
         begin = max(now + delay, self._free_at)
         self._free_at = begin + pace
         self._ended_at = max(begin + time, self._ended_at + pace)
-        return StepsUnderWay(now, self._ended_at, 1, self._batch.total, None, chunks)
+        return StepsUnderWay(now, self._ended_at, 1, self._batch.total, 0, None, chunks)
 
     def _time(self, costs: StepCosts, chunks: Sequence[tuple[ServedRequest, int]]) -> int:
         if not chunks:

@@ -228,12 +228,13 @@ class Replica:
             self._partial.pop(job, None)
         else:
             self._batch.leave(job)
+        self.release(job)
+
+    def release(self, job: ServedRequest) -> None:
+        """End a job that does not decode: free its adapter slot, and its pages except those of
+        prefixes in use."""
         job.stamp = job.ready = 0
         self.running -= 1
-        self._release(job)
-
-    def _release(self, job: ServedRequest) -> None:
-        """Free the adapter slot of a job, and its pages except those of prefixes in use."""
         if self.adapters is not None:
             self.adapters.leave(job.request.adapter)
         self.free += self.limits.blocks_for(job.cached)
@@ -375,33 +376,25 @@ class Replica:
             pieces = [(tokens, job.cached) for job, tokens in chunks]
             beside = (0, 0) if self.alone else (count, total)
             end = now + delay + self.costs.mixed(*beside, pieces)
-            return StepsUnderWay(now, end, 1, total, None, chunks)
+            return StepsUnderWay(now, end, 1, total, 0, None, chunks)
         line = self.costs.decode(count, total)
         steps = min(most, self._batch.until_end, 1 + (line.last - total) // count)
         if self.limits.blocks is not None:
             steps = self._batch.until_full(steps, self.free)
         end = now + delay + line.times(total, count, steps)
-        return StepsUnderWay(now, end, steps, total, line if not delay else None, chunks)
+        return StepsUnderWay(now, end, steps, total, count, None if delay else line, chunks)
 
     def cut(self, now: int) -> bool:
         """Cut the steps in flight at the first end of a step that is not before `now`, and at which
         the scheduler polls. Returns whether they end sooner than before."""
-        way = self.way
-        if way is None or way.line is None or way.count == 1:
+        way, batch = self.way, self._batch
+        if way is None or way.line is None:
             return False
-        low, high = 1, way.count
-        while low < high:
-            middle = (low + high) // 2
-            if way.start + self._took(way, middle) >= now:
-                high = middle
-            else:
-                low = middle + 1
-        passed = self._batch.steps + low - self._batch.polled
-        low += -passed % self.scheduler.poll
-        if low >= way.count:
+        count = way.done(now) + 1
+        count += (batch.polled - batch.steps - count) % self.scheduler.poll
+        if count >= way.count:
             return False
-        way.count = low
-        way.end = way.start + self._took(way, low)
+        way.cut(count)
         return True
 
     def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
@@ -464,12 +457,6 @@ class Replica:
             job.generated = request.output
         return done
 
-    def hand_over(self, job: ServedRequest) -> None:
-        """Release a job whose caches were transferred; its pages become free."""
-        job.stamp = 0
-        self.running -= 1
-        self._release(job)
-
     def fail(self, now: int) -> list[ServedRequest]:
         """Lose all caches and steps in flight. Returns the jobs in order; generated tokens are not
         lost."""
@@ -502,20 +489,10 @@ class Replica:
         steps = self._steps_done(now) * self._batch.decoding
         return steps + sum(job.generated for job in (*self._live(), *self.waiting))
 
+    def _steps_done(self, now: int) -> int:
+        """How many of the decode steps in flight are done."""
+        return self.way.done(now) if self.way is not None else 0
+
     def _live(self) -> list[ServedRequest]:
         """The running jobs in order of admission, with their tokens up to date."""
         return self._batch.live()
-
-    def _steps_done(self, now: int) -> int:
-        """How many of the decode steps in flight are done."""
-        way = self.way
-        done = 0
-        if way is not None and way.line is not None:
-            while done < way.count and way.start + self._took(way, done + 1) < now:
-                done += 1
-        return done
-
-    def _took(self, way: StepsUnderWay, steps: int) -> int:
-        """The time of the first `steps` of the decode steps in flight."""
-        line = way.line
-        return line.times(way.total, self._batch.decoding, steps) if line is not None else 0

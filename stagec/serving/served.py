@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -41,14 +42,28 @@ class ServedRequest:
 @dataclass(slots=True)
 class StepsUnderWay:
     """`count` steps in flight from `start` to `end`. Steps that only decode have their times by
-    `line` and `total`, the cached tokens at first; with chunks of prompts there is one step."""
+    `line`, by `total`, the cached tokens at first, and `grows`, the tokens that each step adds;
+    with chunks of prompts there is one step."""
 
     start: int
     end: int
     count: int
     total: int
+    grows: int
     line: StepLine | None
     chunks: list[tuple[ServedRequest, int]]
+
+    def done(self, now: int) -> int:
+        """How many of the steps that only decode have ended before `now`."""
+        return bisect_left(range(1, self.count + 1), now, key=self._end_of) if self.line else 0
+
+    def cut(self, count: int) -> None:
+        """End after fewer of the steps that only decode."""
+        self.count, self.end = count, self._end_of(count)
+
+    def _end_of(self, step: int) -> int:
+        assert self.line is not None
+        return self.start + self.line.times(self.total, self.grows, step)
 
 
 @dataclass(slots=True)

@@ -247,7 +247,7 @@ class Simulation:
         if replica.stamp != what.stamp:  # it failed in the meantime
             return
         self._watch(replica, now)
-        replica.hand_over(job)
+        replica.release(job)
         if job.first < 0:
             job.first = now
         if replica.way is None:

@@ -22,13 +22,12 @@ from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import Issued
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.time_report import TimeReport
     from stagec.formats.base import Layout
     from stagec.formats.timeline.ranks import Replay
     from stagec.ir.module import Module
     from stagec.machines import Machine
-    from stagec.time.step import Issued, StepTime
+    from stagec.time.step import StepTime
 
 
 @dataclass(frozen=True)
