@@ -373,7 +373,7 @@ class _Runner:
         turns: Sequence[tuple[int, int]],
     ) -> None:
         carry, members = stack.carried, stack.members
-        (behind, self._behind), (following, self._next) = (self._behind, ()), (self._next, None)
+        issued, self._behind, self._next = (self._behind, self._next), (), None
         carried = [self._refs[v] for v in stack.inputs]
         inputs = [[self._refs[v] for v in op.operands[carry:]] for op in members]
         gathers = [[o for o in op.body.ops if is_ahead(o)] for op in members]
@@ -395,9 +395,7 @@ class _Runner:
                 ready.append(self._gather(gathers[later], len(ready), begun[later]))
                 begun[later] += 1
             self._refs.update(ready[turn])
-            self._issue(behind, at_once=turn + 1 == len(turns))
-            if following is not None and turn + 1 == len(turns):
-                self._begin(following)
+            self._issue(*issued, at_once=turn + 1 == len(turns))
             self._replays = replays(op, order[position].index)
             self._region(op.body, gathers[m])
             self._keep(gathers[m], len(turns) - turn)
@@ -440,10 +438,15 @@ class _Runner:
                 self._computation(op)
         return {r: self._refs[r] for op in gathers for r in op.results}
 
-    def _issue(self, gathers: Sequence[Operation], *, at_once: bool) -> None:
-        """Run the gathers for the layers behind these, if they are issued now."""
+    def _issue(
+        self, gathers: Sequence[Operation], stack: LayerStack | None, *, at_once: bool
+    ) -> None:
+        """Run the gathers behind these layers, and those for the first layer of the next stack, if
+        they are issued now."""
         for op in gathers if at_once else ():
             self._computation(op)
+        if stack is not None and at_once:
+            self._begin(stack)
 
     def _keep(self, gathers: Sequence[Operation], left: int) -> None:
         for op in gathers:
