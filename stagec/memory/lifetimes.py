@@ -134,6 +134,7 @@ class _Runner:
         #: Gathered parameters of the first layer of a later stack.
         self._begun: dict[Operation, list[dict[Value, Ref]]] = {}
         self._behind: Sequence[Operation] = ()  # gathers behind a stack, issued in its last layer
+        self._next: LayerStack | None = None  # the stack behind it, whose first gathers are, too
         self._received: Sequence[Buffer] = ()  # where the last unit was received
         self._last_read = 0  # the last step that reads gathered parameters
         self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
@@ -161,7 +162,7 @@ class _Runner:
         copied out lives until forward ends. If forward ends with the loss, the first gather of
         backward is issued when backward begins; else, if units are copied, where backward first
         reads gathered parameters. Gathers behind layers of backward are issued when the last of
-        these layers begins."""
+        these layers begins, and so are those of other layers if units are copied."""
         begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
         beside, copied = any(map(is_beside_loss, order)), False
         back = next(
@@ -181,6 +182,9 @@ class _Runner:
             elif step not in early:
                 if isinstance(step, LayerStack) and is_backward(step):
                     early = self._behind = gathers_behind(order[place + 1 :])
+                    later = filter(is_backward, order[place + 1 :])
+                    stacks = (s for s in later if isinstance(s, LayerStack))
+                    self._next = next(stacks, None) if copied and not early else None
                 self._run(step)
         self._end_staying()
 
@@ -370,7 +374,7 @@ class _Runner:
         turns: Sequence[tuple[int, int]],
     ) -> None:
         carry, members = stack.carried, stack.members
-        behind, self._behind = self._behind, ()
+        issued, self._behind, self._next = (self._behind, self._next), (), None
         carried = [self._refs[v] for v in stack.inputs]
         inputs = [[self._refs[v] for v in op.operands[carry:]] for op in members]
         gathers = [[o for o in op.body.ops if is_ahead(o)] for op in members]
@@ -392,7 +396,7 @@ class _Runner:
                 ready.append(self._gather(gathers[later], len(ready), begun[later]))
                 begun[later] += 1
             self._refs.update(ready[turn])
-            self._issue(behind, at_once=turn + 1 == len(turns))
+            self._issue(*issued, at_once=turn + 1 == len(turns))
             self._replays = replays(op, order[position].index)
             self._region(op.body, gathers[m])
             self._keep(gathers[m], len(turns) - turn)
@@ -435,10 +439,15 @@ class _Runner:
                 self._computation(op)
         return {r: self._refs[r] for op in gathers for r in op.results}
 
-    def _issue(self, gathers: Sequence[Operation], *, at_once: bool) -> None:
-        """Run the gathers for the layers behind these, if they are issued now."""
+    def _issue(
+        self, gathers: Sequence[Operation], stack: LayerStack | None, *, at_once: bool
+    ) -> None:
+        """Run the gathers behind these layers, and those for the first layer of the next stack, if
+        they are issued now."""
         for op in gathers if at_once else ():
             self._computation(op)
+        if stack is not None and at_once:
+            self._begin(stack)
 
     def _keep(self, gathers: Sequence[Operation], left: int) -> None:
         for op in gathers:
