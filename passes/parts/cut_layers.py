@@ -11,6 +11,7 @@ from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, PARAMETERS
 from stagec.ir_spec.ops.half_layers import behind_attention, with_inner
 from stagec.ir_spec.ops.parts import arrive, depart
+from stagec.ir_spec.strategy.microbatches import MicrobatchesRule
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import PartRule
 
@@ -34,13 +35,7 @@ def cut_layers(module: Module, rule: PartRule, keep: str, rest: str) -> None:
             rule.loc,
             remedy="add --serve decode, or leave stg.part[feed_forward] out",
         )
-    if (moe := read_strategy(module).one(MoeRule)).two_batches:
-        raise error(
-            f"two half batches cannot be used with the part '{rule.name}', with which parts of a "
-            "batch already take turns",
-            moe.loc,
-            remedy="leave --two-batch-overlap out; --part-batches is the number of parts",
-        )
+    _check_turns(module, rule)
     repeats = [op for op in body.ops if op.has(Repeats)]
     places = {op: behind_attention(op, rule.loc, _REMEDY) for op in repeats}
     _check_owners(module, rule, {op: place for op, (place, _) in places.items()})
@@ -59,6 +54,24 @@ def cut_layers(module: Module, rule: PartRule, keep: str, rest: str) -> None:
             ends[op].keep_feed_forward()
         elif not any(result.uses for result in op.results):
             op.erase()
+
+
+def _check_turns(module: Module, rule: PartRule) -> None:
+    """Raise `DiagnosticError` for statements that divide the batch in another way."""
+    strategy = read_strategy(module)
+    halves, microbatches = strategy.one(MoeRule), strategy.one(MicrobatchesRule)
+    given = (
+        (halves.two_batches, "two half batches", "--two-batch-overlap", halves.loc),
+        (microbatches.count > 1, "microbatches", "--microbatches", microbatches.loc),
+    )
+    for divides, what, option, loc in given:
+        if divides:
+            raise error(
+                f"{what} cannot be used with the part '{rule.name}', with which parts of a batch "
+                "already take turns",
+                loc,
+                remedy=f"leave {option} out; --part-batches is the number of parts",
+            )
 
 
 def _check_owners(module: Module, rule: PartRule, places: dict[Operation, int]) -> None:
