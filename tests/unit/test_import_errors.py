@@ -117,6 +117,7 @@ def test_a_wrong_value_is_reported_at_its_key(key: str, value: Any, message: str
         ("swinv2", "", "window_size", 1, "is 1, expected an integer from 2"),
         ("roberta", "", "max_position_embeddings", 2, "leaves no position beside 2"),
         ("gemma2", "", "query_pre_attn_scalar", -1, "is -1, expected a positive number"),
+        ("gemma2", "", "query_pre_attn_scalar", 1e-300, "a positive number of at most 18 decimals"),
         ("internvl", "", "downsample_ratio", -0.5, "is -0.5, expected a positive number"),
         ("llama4", "vision_config", "pixel_shuffle_ratio", 0, "is 0, expected a positive number"),
         ("qwen3_vl", "vision_config", "deepstack_visual_indexes", "8", "expected a list"),

@@ -14,6 +14,7 @@ from typing import TypeGuard, TypeVar
 
 from stagec.importers.reading.json_text import Json, JsonText, Member, Object
 from stagec.importers.reading.keys import OFF, SIZES, has_no_effect
+from stagec.ir.expr import MAX_INTEGER
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc
 from stagec.support.suggest import did_you_mean
@@ -176,10 +177,12 @@ class Config:
         return number
 
     def positive(self, key: str, *, default: int | None = None) -> Fraction:
-        """A number above 0."""
+        """A number above 0 that a text can have."""
         number = self.ratio(key, default=default)
         if number <= 0:
             raise self.wrong(key, "a positive number")
+        if number.denominator > MAX_INTEGER:
+            raise self.wrong(key, "a positive number of at most 18 decimals")
         return number
 
     def flag(self, *keys: str, default: bool | None = None) -> bool:
