@@ -98,10 +98,10 @@ class Builder:
 
 
 def _attr(value: RawAttr) -> Attr:
-    if isinstance(value, bool | str | Expr):
+    if isinstance(value, (bool, str, Expr)):
         return value
     if isinstance(value, int):
         return const(value)
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return tuple(_attr(v) for v in value)
     return value  # type: ignore[return-value]
