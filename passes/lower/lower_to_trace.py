@@ -199,7 +199,7 @@ class _Lowering:
     def _op(self, op: Operation, b: Builder) -> None:
         if op.region is not None:
             self._repeated(op, op.region, b)
-        elif isinstance(op.definition, SendOp | RecvOp):
+        elif isinstance(op.definition, (SendOp, RecvOp)):
             self._message(op, b)
         elif isinstance(op.definition, PodOp):
             self._cross(op, b)

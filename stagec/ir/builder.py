@@ -109,10 +109,10 @@ class Builder:
 def _attr(value: RawAttr, param: Param | None = None) -> Attr:
     if isinstance(value, str) and param is not None and param.kind == "str":
         return Quoted(value)
-    if isinstance(value, bool | str | Expr):
+    if isinstance(value, (bool, str, Expr)):
         return value
     if isinstance(value, int):
         return const(value)
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return tuple(_attr(v) for v in value)
     return value  # type: ignore[return-value]

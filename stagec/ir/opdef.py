@@ -190,7 +190,8 @@ class OpDef:
         """Bytes that are read or written on one rank, each once. By default all operands and
         results; an operand that the op gathers itself counts as gathered, and weights of experts
         count if the experts get tokens (`stagec.ir.routed`)."""
-        rule, known = self.rule(op), dict[int, Expr]()
+        rule = self.rule(op)
+        known: dict[int, Expr] = {}
         if rule is not None:
             known = {g.operand: g.whole(op) for g in own_gathers(op, rule)}
             if (weights := expert_weights(op, rule)) is not None:

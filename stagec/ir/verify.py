@@ -232,7 +232,7 @@ class _Checker:
             self._axis(type_.stage[0], loc)
 
     def _attr(self, op: Operation, name: str, attr: Attr) -> None:
-        if isinstance(attr, Expr | Relation):
+        if isinstance(attr, (Expr, Relation)):
             if self._may_be_word(op, attr):
                 return
             self._declared_symbols(attr.symbols, op.loc)

@@ -85,11 +85,12 @@ class Buffer:
             made = self.kinds[self.value] = GATHERED if is_gathered(self.value) else made
         if made == GATHERED:
             return GATHERED
-        if (made == "forward" and self.phases & LATER) or len({*self.last, self.part}) > 1:
+        elsewhere = len(self.last) > 1 or (self.last and self.part not in self.last)
+        if elsewhere or (made == "forward" and self.phases & LATER):
             return STASH
         if made != "optimizer" and "optimizer" in self.phases:
             return GRADIENTS
-        if isinstance(op.definition, Collective | RecvOp):
+        if isinstance(op.definition, (Collective, RecvOp)):
             return "communication"
         phase = "gradient" if "gradient" in self.phases else made
         return _OF_PHASE.get(phase, "activations")
@@ -164,12 +165,12 @@ def each_buffer(ref: Ref, change: Callable[[Buffer], Buffer]) -> Ref:
 
 def together(ref: Ref) -> Ref:
     """The value as one whose slices, if it has any, are not distinguished."""
-    return ref if isinstance(ref, Buffer | Shares | None) else Together(ref)
+    return ref if ref is None or isinstance(ref, (Buffer, Shares)) else Together(ref)
 
 
 def is_stack(ref: Ref, count: int) -> TypeGuard[tuple[Ref, ...]]:
     """Whether a value has one slot for each of `count` iterations."""
-    return isinstance(ref, tuple) and not isinstance(ref, Together | Shares) and len(ref) == count
+    return isinstance(ref, tuple) and not isinstance(ref, (Together, Shares)) and len(ref) == count
 
 
 def slice_of(ref: Ref, position: int, count: int) -> Ref:

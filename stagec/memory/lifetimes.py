@@ -20,7 +20,7 @@ runs once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
@@ -100,10 +100,10 @@ class _Known:
     copied_out: bool
     alone: bool
     reads_gathered: bool
-    made: list[Value] = field(default_factory=list[Value])
-    added: list[Value] = field(default_factory=list[Value])  # to a sum, as they are made
-    homes: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
-    reused: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
+    made: list[Value]
+    added: list[Value]  # to a sum, as they are made
+    homes: list[tuple[Value, Value]]
+    reused: list[tuple[Value, Value]]
 
     @classmethod
     def of(cls, op: Operation) -> _Known:
@@ -111,7 +111,7 @@ class _Known:
         phase, operands = op.phase, op.operands
         gathered = phase == "forward" and any(map(is_gathered, operands))
         about = op.has(StaysUntilNext), op.flag("copied_out"), op.flag("alone"), gathered
-        return cls(op, operands, phase, *about)
+        return cls(op, operands, phase, *about, [], [], [], [])
 
 
 class _Runner:
@@ -235,6 +235,8 @@ class _Runner:
             self._part,
             first,
             last_in,
+            {},
+            set(),
             space=space,
             added=added,
             kinds=self._kinds,

@@ -91,9 +91,10 @@ def root(value: Value) -> Value:
 
 def _source(value: Value) -> Value | None:
     for user, index in value.uses:
-        owner = user.parent_op
-        if user.has(Terminates) and owner is not None and _hands_on(owner):
-            return owner.results[index]
+        if user.has(Terminates):
+            owner = user.parent_op
+            if owner is not None and _hands_on(owner):
+                return owner.results[index]
     op = value.producer
     if op is None:
         return None
@@ -184,7 +185,8 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
 
 def _users(value: Value, body: Region) -> set[str]:
     """The phases of the users of a value, without the terminator of the function."""
-    return {u.phase for u, _ in value.uses if u is not body.terminator}
+    end = body.terminator
+    return {u.phase for u, _ in value.uses if u is not end}
 
 
 def is_sum(value: Value) -> bool:

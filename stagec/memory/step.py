@@ -148,7 +148,8 @@ def turns(
         works: list[_WorkDone] = []
         for action in pair:
             works.append(works_of(action, done.get(action.microbatch, _NOTHING), made))
-            made = made.union(filter(is_first_run, works[-1][0][0]))
+            if len(made) < len(summed):  # else every sum is there
+                made = made.union(filter(is_first_run, works[-1][0][0]))
         key = (id(counts), *map(id, works))
         if holds is None or key not in following:
             doing = Doing(tuple([work for work, _ in works]), pair, counts)

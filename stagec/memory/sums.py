@@ -35,7 +35,8 @@ class MicrobatchSums:
         The result of a collective in one of several microbatches has its own: it is added to the
         sum afterwards.
         """
-        path, base = list[Value](), None
+        path: list[Value] = []
+        base: Value | None = None
         while value not in self._known:
             path.append(value)
             base = self._base(value)

@@ -127,4 +127,4 @@ def is_computation(op: Operation) -> bool:
     definition = op.definition
     if op.region is not None or op.has(Free) or op.has(CopiesMemory):
         return False
-    return bool(op.results) and not isinstance(definition, Collective | SendOp | RecvOp)
+    return bool(op.results) and not isinstance(definition, (Collective, SendOp, RecvOp))

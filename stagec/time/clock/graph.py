@@ -115,7 +115,7 @@ class ClassNodes:
         comes last."""
         used, first = np.unique(self.prototype, return_index=True)
         places = np.zeros(len(self.prototypes), dtype=np.int64)
-        places[self.prototype] = np.arange(len(self.prototype))  # of equal indices the last holds
+        np.maximum.at(places, self.prototype, np.arange(len(self.prototype)))
         ends: dict[Stream, int] = {}
         for i in used[np.argsort(first)].tolist():
             for stream in self.prototypes[i].streams:
