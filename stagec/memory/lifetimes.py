@@ -223,18 +223,8 @@ class _Runner:
         added: bool = False,
     ) -> Buffer:
         """Allocate a buffer in step `first` of the current part."""
-        last_in = {self._part: last}
-        buffer = Buffer(
-            value,
-            copies,
-            False,
-            self._part,
-            first,
-            last_in,
-            space=space,
-            added=added,
-            kinds=self._kinds,
-        )
+        where = False, self._part, first, {self._part: last}
+        buffer = Buffer(value, copies, *where, space=space, added=added, kinds=self._kinds)
         self.lives.steps[first].made.append(buffer)
         self.lives.buffers.append(buffer)
         return buffer
