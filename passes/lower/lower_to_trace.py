@@ -56,6 +56,8 @@ from stagec.passes.lower.steps import (
     common_axes,
     dealt,
     gathered_for,
+    is_repeated,
+    one_axis,
     reduces,
     shared_out,
     sum_of,
@@ -395,7 +397,7 @@ class _Lowering:
     def _copy(self, op: Operation, b: Builder) -> Value:
         moved = op.definition.bytes_touched(op)
         attrs: dict[str, RawAttr] = {"to": op.result.tensor.memory, "bytes": moved}
-        if is_parameter(op.operands[0]) and _is_repeated(op):
+        if is_parameter(op.operands[0]) and is_repeated(op):
             attrs["ahead"] = ahead_of(op)
         return b.value("et.copy", self._deps(op.operands), attrs, hint=op.result.name)
 
@@ -452,7 +454,7 @@ class _Lowering:
         computation on the current part, so two buffers suffice."""
         deps, name = self._deps(op.operands), op.results[0].name
         attrs: dict[str, RawAttr] = {
-            "over": _one_axis(op),
+            "over": one_axis(op),
             "by": op.expr("by", ONE),
             "bytes": definition.buffer(op),
             "dtype": op.operands[0].tensor.dtype,
@@ -470,7 +472,7 @@ class _Lowering:
         if "bucket" in op.attrs and all(v in self._nodes for v in op.operands):
             parts = tuple(v.tensor.local_bytes for v in op.operands)
             attrs |= {"bucket": op.expr("bucket"), "parts": parts}
-        if all(map(is_parameter, op.operands)) and _is_repeated(op):
+        if all(map(is_parameter, op.operands)) and is_repeated(op):
             attrs["ahead"] = ahead_of(op)
             if op.integer("kept", 0):
                 attrs["kept"] = op.expr("kept")
@@ -491,21 +493,3 @@ class _Lowering:
 
 def _message(kind: str, over: tuple[str, ...], whole: Expr, like: Value) -> dict[str, RawAttr]:
     return {"kind": kind, "group": over, "bytes": whole, "dtype": like.tensor.dtype}
-
-
-def _one_axis(op: Operation) -> str:
-    """The axis of the mesh along which an op sends. Raises `DiagnosticError` for several."""
-    axis, *more = op.names("over")
-    if more:
-        raise error(
-            f"'{op.name}' goes round the axes {', '.join((axis, *more))}, expected one axis",
-            op.loc,
-            remedy="split the sequence over one axis of the mesh, or lay it out with --mesh",
-        )
-    return axis
-
-
-def _is_repeated(op: Operation) -> bool:
-    """Whether the op is directly in the region of a repeat."""
-    owner = op.parent_op
-    return owner is not None and owner.has(Repeats)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stagec.api import Expr, Facts, Operation, Value, call, error, is_parameter
 from stagec.ir.builder import RawAttr
 from stagec.ir.own_gathers import OwnGather
-from stagec.ir.traits import EndsLifetime
+from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, operand_dim
 from stagec.passes.lower.kernels import fused_operations, kernel_attributes
 from stagec.sharding.work import is_computation, part_of_kernel, viewed, work_of
@@ -137,3 +137,21 @@ def dealt(op: Operation, *, each: bool) -> dict[str, RawAttr]:
     groups = next(limits, None)
     copies: dict[str, RawAttr] = {"copies": routed.k}
     return copies if groups is None else {**copies, "groups": groups}
+
+
+def one_axis(op: Operation) -> str:
+    """The axis of the mesh along which an op sends. Raises `DiagnosticError` for several."""
+    axis, *more = op.names("over")
+    if more:
+        raise error(
+            f"'{op.name}' goes round the axes {', '.join((axis, *more))}, expected one axis",
+            op.loc,
+            remedy="split the sequence over one axis of the mesh, or lay it out with --mesh",
+        )
+    return axis
+
+
+def is_repeated(op: Operation) -> bool:
+    """Whether the op is directly in the region of a repeat."""
+    owner = op.parent_op
+    return owner is not None and owner.has(Repeats)

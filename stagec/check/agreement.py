@@ -111,10 +111,8 @@ def _unmatched(job: CheckedJob) -> npt.NDArray[np.bool_]:
 
     def differ(here: int, slot: int, there: int, back: int) -> bool:
         us, them = classes[here].analysis, classes[there].analysis
-        return not (
-            _contents(us.sends.get(slot, ())) == _contents(them.receives.get(back, ()))
-            and _contents(us.receives.get(slot, ())) == _contents(them.sends.get(back, ()))
-        )
+        ways = (us.sends, them.receives), (us.receives, them.sends)
+        return any(_contents(a.get(slot, ())) != _contents(b.get(back, ())) for a, b in ways)
 
     odd[~odd] = _each_way(job, ~odd, differ)
     return odd
@@ -296,13 +294,10 @@ def crossed_messages(job: CheckedJob) -> Iterator[tuple[RankTrace, int, str]]:
     for place in np.flatnonzero(doubtful).tolist():
         trace = job.traces.at(place)
         for slot in sorted(trace.analysis.unordered):
-            first, second = (
-                trace.analysis.program.nodes[i] for i in trace.analysis.unordered[slot]
-            )
-            text = (
-                f"no dependency orders {first.label} and {second.label}, two messages of one peer"
-            )
-            yield trace, second.id, f"rank {trace.rank}: {text}"
+            nodes = trace.analysis.program.nodes
+            first, second = (nodes[i] for i in trace.analysis.unordered[slot])
+            text = f"no dependency orders {first.label} and {second.label}"
+            yield trace, second.id, f"rank {trace.rank}: {text}, two messages of one peer"
         for slot, back in enumerate(links.backs(place)):
             if met[links.starts[place] + slot]:
                 there = job.traces[trace.peers[slot]]
@@ -344,21 +339,16 @@ def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
     lead = np.repeat(begins, np.diff(begins, append=len(group)))
 
     def differ(one: int, one_slot: int, other: int, other_slot: int) -> bool:
-        ours, theirs = (
-            classes[number].analysis.collectives.get(slot, ())
-            for number, slot in ((one, one_slot), (other, other_slot))
-        )
-        return _signatures(ours) != _signatures(theirs)
+        ours, theirs = classes[one].analysis.collectives, classes[other].analysis.collectives
+        return _signatures(ours.get(one_slot, ())) != _signatures(theirs.get(other_slot, ()))
 
     class_of = job.traces.class_of[place]
     odd = np.flatnonzero(of_each(differ, class_of[lead], slot[lead], class_of, slot))
     number = job.members.ids[group[odd]]
     for i in odd[np.argsort(number, kind="stable")].tolist():
         one, other = (job.traces.at(int(place[j])) for j in (lead[i], i))
-        ours, theirs = (
-            trace.analysis.collectives.get(int(slot[j]), ())
-            for trace, j in ((one, lead[i]), (other, i))
-        )
+        ours = one.analysis.collectives.get(int(slot[lead[i]]), ())
+        theirs = other.analysis.collectives.get(int(slot[i]), ())
         _report_mismatch(int(job.members.ids[group[i]]), one, other, ours, theirs, report)
 
 

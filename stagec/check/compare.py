@@ -346,10 +346,8 @@ def _text(value: object) -> str:
 
 def _node_text(node: TraceNode) -> str:
     row = row_of(node)
-    facts = {
-        "FLOPs": row.flops,
-        "bytes": row.tensor_bytes if row.comm_bytes is None else row.comm_bytes,
-    }
+    size = row.tensor_bytes if row.comm_bytes is None else row.comm_bytes
+    facts = {"FLOPs": row.flops, "bytes": size}
     words = [row.collective or row.kind, *(f"{v:,} {k}" for k, v in facts.items() if v)]
     return f"{node.label}: {', '.join(words)}"
 

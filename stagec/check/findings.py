@@ -93,13 +93,9 @@ class CheckReport:
 
     def add(self, severity: Severity, finding: Finding) -> None:
         """Add a finding, or only count it after `FINDINGS_PER_CODE` of its code."""
-        findings = {
-            Severity.ERROR: self.errors,
-            Severity.GAP: self.gaps,
-            Severity.WARNING: self.warnings,
-        }[severity]
+        kept = {"error": self.errors, "gap": self.gaps, "warning": self.warnings}
         self._seen[finding.code] += 1
         if self._seen[finding.code] > FINDINGS_PER_CODE:
             self.omitted[finding.code] += 1
         else:
-            findings.append(finding)
+            kept[severity.value].append(finding)

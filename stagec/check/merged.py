@@ -58,11 +58,8 @@ class MergedGraph:
         pairs = [(self.merged(before), self.merged(after)) for before, after in self._edges]
         behind = unpeeled(pairs)
         inside = unpeeled((a, b) for b, a in pairs if a in behind and b in behind)
-        return [
-            edge
-            for edge, (before, after) in zip(self._edges, pairs, strict=True)
-            if before in inside and after in inside
-        ]
+        edges = zip(self._edges, pairs, strict=True)
+        return [edge for edge, (a, b) in edges if a in inside and b in inside]
 
     def cycle(self, core: Iterable[Edge]) -> list[Edge]:
         """The edges of one cycle of a nonempty `core`, in execution order."""

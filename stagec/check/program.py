@@ -141,12 +141,12 @@ def _users(deps: Sequence[tuple[int, ...]]) -> list[list[int]]:
 
 def _indexed_deps(nodes: Sequence[TraceNode]) -> tuple[tuple[int, ...], ...]:
     index_of = {node.id: index for index, node in enumerate(nodes)}
-    return tuple(
-        tuple(
-            {index_of[d]: None for d in (*node.data_deps, *node.ctrl_deps) if d in index_of}.keys()
-        )
-        for node in nodes
-    )
+    found = ((index_of[d] for d in _deps(node) if d in index_of) for node in nodes)
+    return tuple(tuple(dict.fromkeys(places)) for places in found)
+
+
+def _deps(node: TraceNode) -> tuple[int, ...]:
+    return (*node.data_deps, *node.ctrl_deps)
 
 
 def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[NodeProblem]:
@@ -154,11 +154,10 @@ def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[NodeProblem]:
     for node_id, count in counts.items():
         if count > 1:
             message = f"expected one node with id {node_id}, found {count}"
-            yield NodeProblem(
-                node_id, "duplicate-id", message, "number the nodes of a rank uniquely"
-            )
+            remedy = "number the nodes of a rank uniquely"
+            yield NodeProblem(node_id, "duplicate-id", message, remedy)
     for node in nodes:
-        for dep in (*node.data_deps, *node.ctrl_deps):
+        for dep in _deps(node):
             if dep not in counts:
                 message = f"{node.label} depends on node {dep}, which is not in the file"
                 remedy = "drop the dependency or write the node"
@@ -166,7 +165,7 @@ def _graph_problems(nodes: Sequence[TraceNode]) -> Iterator[NodeProblem]:
     if not nodes:
         message = "expected at least one node, found only the metadata"
         yield NodeProblem(None, "no-nodes", message, "give an idle rank one node of minimal work")
-    elif all(node.data_deps or node.ctrl_deps for node in nodes):
+    elif all(map(_deps, nodes)):
         message = "expected a node without dependencies to start with, found none"
         yield NodeProblem(None, "no-start", message, "remove the dependencies of the first node")
 
@@ -183,9 +182,8 @@ def _cycle_problem(
     cycle = [*seen][[*seen].index(index) :]
     path = " waits for ".join(nodes[i].label for i in [*cycle, index])
     message = f"expected dependencies without a cycle, found {path}"
-    return NodeProblem(
-        nodes[index].id, "dependency-cycle", message, "remove one of these dependencies"
-    )
+    remedy = "remove one of these dependencies"
+    return NodeProblem(nodes[index].id, "dependency-cycle", message, remedy)
 
 
 def _by_slot(
@@ -216,9 +214,8 @@ def _unordered_collectives(
     if across is None:
         return
     for slot in sorted(set(program.group_slots.values())):
-        inside = first_unordered(
-            deps, order, [i for i in every if program.group_slots.get(i) == slot]
-        )
+        own = [i for i in every if program.group_slots.get(i) == slot]
+        inside = first_unordered(deps, order, own)
         if inside is not None:
             yield _unordered(program, "unordered-in-group", inside, "two collectives of one group")
     if program.group_slots.get(across[0]) != program.group_slots.get(across[1]):

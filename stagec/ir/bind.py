@@ -94,12 +94,8 @@ def substitute_sizes(module: Module, env: Mapping[str, Expr]) -> None:
 
 def _drop_settled(op: Operation) -> None:
     relations = op.attrs.get("relations", ())
-    left = (
-        [r for r in relations if isinstance(r, Relation) and r.symbols]
-        if isinstance(relations, tuple)
-        else []
-    )
-    op.attrs["relations"] = tuple(left)
+    given = relations if isinstance(relations, tuple) else ()
+    op.attrs["relations"] = left = tuple(r for r in given if isinstance(r, Relation) and r.symbols)
     if not left:
         op.erase()
 
@@ -152,9 +148,7 @@ def drop_unit_axes(module: Module) -> tuple[str, ...]:
 
 def without_axes(type_: TensorType, gone: Collection[str]) -> TensorType:
     """The type on a mesh without these axes."""
-    dims = tuple(
-        replace(d, split=tuple(u for u in d.split if u.axis not in gone)) for d in type_.dims
-    )
+    dims = tuple(d.without(gone) for d in type_.dims)
     axes = tuple(a for a in type_.partial_axes if a not in gone)
     partial = Partial(type_.partial.kind, axes) if type_.partial and axes else None
     stage = None if type_.stage and type_.stage[0] in gone else type_.stage

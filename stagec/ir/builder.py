@@ -29,9 +29,8 @@ class Builder:
     ) -> None:
         self.registry, self.region, self.loc, self.phase = registry, region, loc, phase
         self._next = region.ops[index] if index is not None and index < len(region.ops) else None
-        self.finish: Callable[[Operation], None] | None = (
-            None  # called with each new op, to place its results
-        )
+        #: Called with each new op, to place its results.
+        self.finish: Callable[[Operation], None] | None = None
 
     @classmethod
     def before(
@@ -98,10 +97,8 @@ class Builder:
         """Insert an existing operation at the insertion point, in the phase of the builder."""
         place = len(self.region.ops) if self._next is None else self._next.position()
         self.region.insert(place, op)
-        parent = op.parent_op
-        if (parent.phase if parent else "forward") != self.phase and op.definition.params_by_name[
-            "phase"
-        ].choices:
+        around = op.parent_op.phase if op.parent_op else "forward"
+        if around != self.phase and op.definition.params_by_name["phase"].choices:
             op.attrs["phase"] = self.phase
         return op
 

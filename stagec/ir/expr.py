@@ -289,12 +289,8 @@ def _prune(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     flat: list[Any] = []
     numbers: list[int] = []
     for a in arguments:
-        inner = (
-            a.args
-            if getattr(a, "func", None) and getattr(a.func, "__name__", "") == function
-            else (a,)
-        )
-        for item in inner:
+        nested = getattr(getattr(a, "func", None), "__name__", "") == function
+        for item in a.args if nested else (a,):
             numbers.append(int(item)) if isinstance(item, sympy.Integer) else flat.append(item)
     if numbers:
         best = max(numbers) if function == "max" else min(numbers)
@@ -405,9 +401,8 @@ def _terms(node: Any, limit: int) -> int:
 
 def _huge(node: Any, limit: int) -> bool:
     coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(node)]
-    return any(
-        abs(c.p) > limit or c.q > limit for c in coefficients if isinstance(c, sympy.Rational)
-    )
+    numbers = [c for c in coefficients if isinstance(c, sympy.Rational)]
+    return any(abs(c.p) > limit or c.q > limit for c in numbers)
 
 
 def numerator_and_denominator(value: Expr) -> tuple[Expr, Expr]:

@@ -4,11 +4,11 @@ loads, and routing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product, same
-from stagec.ir.rule import Rule, Shape, shape_text
+from stagec.ir.rule import Group, Rule, Shape, shape_text
 from stagec.ir.types import Dim, Load, Routed, TensorType
 from stagec.support.diagnostics import error, note
 from stagec.support.source import Loc
@@ -61,17 +61,20 @@ def integral_factors(op: Operation) -> dict[str, Expr]:
     return {factor: sizes[factor] for factor in op.definition.integral if factor in sizes}
 
 
+def operand_dims(op: Operation, rule: Rule) -> Iterator[tuple[Group, Dim, Value]]:
+    """The dimensions of all operands, each with its factors and the operand."""
+    for value, shape in zip(op.operands, rule.operands, strict=True):
+        for group, d in zip(shape, value.tensor.dims, strict=True):
+            yield group, d, value
+
+
 def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
     """The loads of factors, from the rule and the operand types.
 
     In a dimension of several factors, the load belongs to those that no operand has without a load.
     Raises `DiagnosticError` if one operand has a factor with a load and another one without.
     """
-    dims = [
-        (group, d, value)
-        for value, shape in zip(op.operands, rule.operands, strict=True)
-        for group, d in zip(shape, value.tensor.dims, strict=True)
-    ]
+    dims = list(operand_dims(op, rule))
     even = {group[0]: value for group, d, value in dims if len(group) == 1 and d.load is None}
     loads = dict(rule.loads)
     for group, d, value in dims:
@@ -92,11 +95,7 @@ def factor_routed(op: Operation, rule: Rule) -> dict[str, Routed]:
     """The factors whose rows a router distributes, from the rule and the operand types. In a
     dimension of several factors, these are the ones that no operand has as a dimension that is not
     routed."""
-    dims = [
-        (group, d.routed)
-        for value, shape in zip(op.operands, rule.operands, strict=True)
-        for group, d in zip(shape, value.tensor.dims, strict=True)
-    ]
+    dims = [(group, d.routed) for group, d, _ in operand_dims(op, rule)]
     plain = {group[0] for group, routed in dims if len(group) == 1 and routed is None}
     routes = dict(rule.routed)
     for group, routed in dims:

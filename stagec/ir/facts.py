@@ -38,11 +38,9 @@ class Relation:
     modulus: Expr | None = None  # `left % modulus op right`
 
     def __str__(self) -> str:
-        left = (
-            f"{_operand(self.left)} % {_operand(self.modulus)}"
-            if self.modulus is not None
-            else str(self.left)
-        )
+        left = str(self.left)
+        if self.modulus is not None:
+            left = f"{_operand(self.left)} % {_operand(self.modulus)}"
         return f"{left} {self.op} {self.right}"
 
     @property

@@ -159,9 +159,8 @@ class Module:
     @property
     def zigzag(self) -> dict[str, tuple[str, ...]]:
         """The dimensions whose positions are in zigzag order on ranks, each with its axes."""
-        return {
-            name: op.names("over") for op in self.declaring("order") for name in op.names("dims")
-        }
+        stated = [(op.names("dims"), op.names("over")) for op in self.declaring("order")]
+        return {name: over for names, over in stated for name in names}
 
     @property
     def loads(self) -> dict[Load, Operation]:

@@ -23,9 +23,8 @@ class NumericContext:
     env: Mapping[str, int]
     coords: Mapping[str, int]
     iteration: int = 0
-    microbatch: tuple[str, int, int] | None = (
-        None  # the split symbol, the number of the part, the number of parts
-    )
+    #: The split symbol, the number of the part, the number of parts.
+    microbatch: tuple[str, int, int] | None = None
     zigzag: Mapping[str, Axes] = field(default_factory=dict[str, Axes])
 
     def size(self, value: Expr) -> int:

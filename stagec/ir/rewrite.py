@@ -6,7 +6,7 @@ The passes of the same names call these functions, which change a module in plac
 from __future__ import annotations
 
 from collections.abc import Iterable
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from stagec.ir.core import Attr, Operation, Region, Value, renumber
 from stagec.ir.layers import stack_of
@@ -213,10 +213,8 @@ def _common_in(region: Region, outer: dict[_Key, Operation]) -> int:
 
 
 def _key(op: Operation) -> _Key:
-    attrs = tuple(
-        sorted(((k, v) for k, v in op.attrs.items() if k != "phase"), key=lambda kv: kv[0])
-    )
-    return op.name, op.operands, attrs, op.phase, tuple(v.type for v in op.results)
+    attrs = sorted(((k, v) for k, v in op.attrs.items() if k != "phase"), key=itemgetter(0))
+    return op.name, op.operands, tuple(attrs), op.phase, tuple(v.type for v in op.results)
 
 
 def replace_op(op: Operation, values: Iterable[Value]) -> None:

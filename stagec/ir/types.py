@@ -7,13 +7,13 @@ types are immutable.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from stagec.ir.expr import ZERO, Expr, call, const, product, substitute, symbol
+from stagec.ir.expr import ZERO, Expr, as_expr, call, const, product, substitute, symbol
 
 #: The memory in which computations run, and the share that is a whole tensor.
 DEVICE, WHOLE = "device", Fraction(1)
@@ -145,6 +145,10 @@ class Dim:
         """The names of the axes that split the dimension."""
         return tuple([use.axis for use in self.split]) if self.split else ()
 
+    def without(self, axes: Collection[str]) -> Dim:
+        """The dimension without the splits over these axes."""
+        return replace(self, split=tuple(u for u in self.split if u.axis not in axes))
+
     @property
     def local(self) -> Expr:
         """Elements on one rank."""
@@ -160,10 +164,8 @@ class Dim:
         text = str(self.size)
         if self.split:
             atom = text if text.isidentifier() or text.isdigit() else f"({text})"
-            many = len(self.split) > 1
-            return (
-                f"{atom}@({', '.join(map(str, self.split))})" if many else f"{atom}@{self.split[0]}"
-            )
+            axes = ", ".join(map(str, self.split))
+            return f"{atom}@({axes})" if len(self.split) > 1 else f"{atom}@{axes}"
         return text + "?" if self.open else text
 
 
@@ -217,9 +219,7 @@ def bytes_of(elements: Expr, dtype: str) -> Expr:
 
 def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
     """A dimension split over these axes at one priority."""
-    return Dim(
-        size if isinstance(size, Expr) else const(size), tuple(AxisUse(a, priority) for a in axes)
-    )
+    return Dim(as_expr(size), tuple(AxisUse(a, priority) for a in axes))
 
 
 @_memo
@@ -446,10 +446,10 @@ class TensorType:
 
 
 def _substituted(d: Dim, env: Mapping[str, Expr]) -> Dim:
-    routed = d.routed and replace(
-        d.routed, of=substitute(d.routed.of, env), k=substitute(d.routed.k, env)
-    )
-    return replace(d, size=substitute(d.size, env), routed=routed)
+    size, routed = substitute(d.size, env), d.routed
+    if routed is not None:
+        routed = replace(routed, of=substitute(routed.of, env), k=substitute(routed.k, env))
+    return replace(d, size=size, routed=routed)
 
 
 def _load_clause(index: int, load: Load) -> str:

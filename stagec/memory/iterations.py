@@ -12,13 +12,14 @@ from itertools import takewhile
 
 from stagec.ir.core import Operation, Region
 from stagec.ir.expr import ONE, Env, Expr, const, evaluate
-from stagec.ir.layers import LayerStack
+from stagec.ir.layers import LayerStack, order_of
 from stagec.ir.queries import note, plain
 from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.memory.buffers import Ref
 from stagec.memory.liveness import is_gathered
 from stagec.sharding.gathers import ahead_of
+from stagec.support.limits import Budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,28 @@ def patterns(body: Region) -> Mapping[Expr, Pattern]:
             first, every = op.integer(FIRST, 0), op.integer(EVERY, 1)
             patterns[count] = Pattern(max(known.first, first), max(known.every, every))
     return patterns
+
+
+class RepeatOrders:
+    """The iterations of the repeats of a function that run, with `whole` every one. Repeats of one
+    count, or of one kind of layers, share them, because they pass stacks to each other."""
+
+    def __init__(self, body: Region, env: Env, whole: bool, budget: Budget) -> None:
+        self._env, self._whole, self._budget = env, whole, budget
+        self._patterns, self._edge = patterns(body), 2 + most_ahead(body.walk())
+        self._known: dict[Expr, Sequence[IterationRun]] = {}
+
+    def of(self, op: Operation) -> Sequence[IterationRun]:
+        """The iterations of a repeat. Raises `DiagnosticError` if there are too many."""
+        order, count = order_of(op), op.expr("count")
+        if order is not None:
+            return [IterationRun(i) for i in range(order.counts[op.symbol or ""])]
+        if count not in self._known:
+            number = evaluate(count, self._env) if self._whole else 0
+            runs = slices(count, self._env, self._edge, self._patterns[count])
+            every = map(IterationRun, range(number)) if self._whole else runs
+            self._known[count] = tuple(self._budget.counted(every))
+        return self._known[count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,12 @@ runs once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ONE, Env, Expr, const, evaluate, expand
-from stagec.ir.layers import LayerStack, in_order, order_of
+from stagec.ir.expr import ONE, Env, Expr, const, expand
+from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.recompute_window import replays
-from stagec.ir.traits import AddsToSum, EndsLifetime, PartOfBuffer, Recalls, StaysUntilNext, View
+from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, View
 from stagec.ir.types import DEVICE, Type
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
@@ -45,15 +44,14 @@ from stagec.memory.buffers import (
 )
 from stagec.memory.iterations import (
     IterationRun,
+    RepeatOrders,
     SharedIteration,
     gathers_behind,
     is_ahead,
     is_backward,
     is_beside_loss,
     most_ahead,
-    patterns,
     saved_first,
-    slices,
     stacked,
     turns_of,
 )
@@ -66,6 +64,7 @@ from stagec.memory.liveness import (
     kept_when_sent,
     updated,
 )
+from stagec.memory.storage import OpStorage
 from stagec.memory.sums import MicrobatchSums
 from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
@@ -87,41 +86,11 @@ def lifetimes(
     return runner.lives
 
 
-@dataclass(slots=True, eq=False)
-class _Known:
-    """The results of an operation by their storage: newly `made`, written to a static `home`, or in
-    the buffer of an operand (`reused`); and the facts that its definition, attributes and operands
-    state."""
-
-    op: Operation
-    operands: Sequence[Value]
-    phase: str
-    stays: bool
-    copied_out: bool
-    alone: bool
-    reads_gathered: bool
-    made: list[Value]
-    added: list[Value]  # to a sum, as they are made
-    homes: list[tuple[Value, Value]]
-    reused: list[tuple[Value, Value]]
-
-    @classmethod
-    def of(cls, op: Operation) -> _Known:
-        """The facts about an operation, before its results are sorted."""
-        phase, operands = op.phase, op.operands
-        gathered = phase == "forward" and any(map(is_gathered, operands))
-        about = op.has(StaysUntilNext), op.flag("copied_out"), op.flag("alone"), gathered
-        return cls(op, operands, phase, *about, [], [], [], [])
-
-
 class _Runner:
     def __init__(self, body: Region, env: Env, whole: bool, roots: Roots, sets: Sets) -> None:
         self.lives = Lifetimes()
-        self._env, self._whole, self._freed = env, whole, body.owner.flag("freed")
+        self._whole, self._freed = whole, body.owner.flag("freed")
         self._sums = MicrobatchSums(roots, sets)
-        self._patterns = patterns(body)
-        self._most_ahead = most_ahead(body.walk())
-        self._orders: dict[Expr, tuple[IterationRun, ...]] = {}
         self._refs: dict[Value, Ref] = {}
         self._part: Operation | None = None
         self._replays = True
@@ -129,7 +98,7 @@ class _Runner:
         self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
         self._static: dict[Value, Buffer] = {}
         self._kinds: dict[Value, str] = {}
-        self._known: dict[Operation, _Known] = {}
+        self._known: dict[Operation, OpStorage] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         #: Gathered parameters of the first layer of a later stack.
         self._begun: dict[Operation, list[dict[Value, Ref]]] = {}
@@ -144,6 +113,7 @@ class _Runner:
             "shorten the program, or choose a smaller --fsdp-prefetch or --recompute-every; with "
             "--memory-events every iteration counts",
         )
+        self._orders = RepeatOrders(body, env, whole, self._budget)
         for arg in body.args:
             self._refs[arg] = self._fixed(arg)
 
@@ -165,9 +135,8 @@ class _Runner:
         these layers begins, and so are those of other layers if units are copied."""
         begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
         beside, copied = any(map(is_beside_loss, order)), False
-        back = next(
-            (s for s in order[begins:] if isinstance(s, LayerStack) and is_backward(s)), None
-        )
+        stacks = (s for s in order[begins:] if isinstance(s, LayerStack) and is_backward(s))
+        back = next(stacks, None)
         early: Sequence[Operation] = ()
         for place, step in enumerate(order):
             if place == begins:
@@ -190,7 +159,7 @@ class _Runner:
 
     def _begin(self, stack: LayerStack) -> None:
         """Gather the parameters of the first layer of a stack that comes later."""
-        orders = [self._order(op) for op in stack.members]
+        orders = [self._orders.of(op) for op in stack.members]
         m = turns_of(stack, orders)[0][0]
         op, gathers = stack.members[m], [o for o in stack.members[m].body.ops if is_ahead(o)]
         if any(arg.producer is not None for gather in gathers for arg in gather.operands):
@@ -211,8 +180,7 @@ class _Runner:
         number = len(self.lives.steps)
         self.lives.steps.append(RunOp(op, self._part, [], counts))
         for value in made:
-            type_ = value.tensor
-            buffers = [self._make(value, number, number, space=s) for s in type_.memories]
+            buffers = [self._make(value, number, number, space=s) for s in value.tensor.memories]
             self._refs[value] = buffers[0] if len(buffers) == 1 else Shares(buffers)
         return number
 
@@ -227,19 +195,9 @@ class _Runner:
         added: bool = False,
     ) -> Buffer:
         """Allocate a buffer in step `first` of the current part."""
-        last_in = {self._part: last}
+        where = False, self._part, first, {self._part: last}
         buffer = Buffer(
-            value,
-            copies,
-            False,
-            self._part,
-            first,
-            last_in,
-            {},
-            set(),
-            space=space,
-            added=added,
-            kinds=self._kinds,
+            value, copies, *where, {}, set(), space=space, added=added, kinds=self._kinds
         )
         self.lives.steps[first].made.append(buffer)
         self.lives.buffers.append(buffer)
@@ -286,24 +244,10 @@ class _Runner:
             self._computation(op)
 
     def _computation(self, op: Operation) -> None:
-        known = _Known.of(op)
-        for value in op.results:
-            home, slot = self._sums.home(value), op.definition.reuses(op, value.index)
-            summed = home in self._sums.late or (home is None and op.has(AddsToSum))
-            if summed and op.has(AddsToSum) and value.tensor.dtype == op.operands[0].tensor.dtype:
-                known.reused.append((value, op.operands[0]))  # the first one becomes the sum
-            elif summed:
-                known.added.append(value)
-            elif home is not None:
-                known.homes.append((value, home))
-            elif slot is not None:
-                known.reused.append((value, op.operands[slot]))
-            else:
-                known.made.append(value)
-        self._known[op] = known
+        self._known[op] = known = OpStorage.of(op, self._sums)
         self._again(known)
 
-    def _again(self, known: _Known) -> None:
+    def _again(self, known: OpStorage) -> None:
         """Run an operation whose results have been sorted by their storage."""
         refs = self._refs
         for value, home in known.homes:
@@ -341,7 +285,7 @@ class _Runner:
     # -- repeats -----------------------------------------------------------------------------------
 
     def _stack(self, stack: LayerStack) -> None:
-        orders = [self._order(op) for op in stack.members]
+        orders = [self._orders.of(op) for op in stack.members]
         turns = turns_of(stack, orders)
         outer = self._runs, self._replays
         inner = self._runs > 1 and not self._whole
@@ -353,21 +297,6 @@ class _Runner:
             self._runs *= most
             self._one_by_one(stack, orders, turns)
         self._runs, self._replays = outer
-
-    def _order(self, op: Operation) -> Sequence[IterationRun]:
-        """The iterations of a repeat. Repeats of one count, or of one kind of layers, share them,
-        because they pass stacks to each other."""
-        order, count = order_of(op), op.expr("count")
-        if order is not None:
-            return [IterationRun(i) for i in range(order.counts[op.symbol or ""])]
-        if count not in self._orders:
-            number = evaluate(count, self._env) if self._whole else 0
-            edge = 2 + self._most_ahead
-            runs = slices(count, self._env, edge, self._patterns[count])
-            self._orders[count] = tuple(
-                self._budget.counted(map(IterationRun, range(number)) if self._whole else runs)
-            )
-        return self._orders[count]
 
     def _one_by_one(
         self,
@@ -386,13 +315,12 @@ class _Runner:
         begun = [int(bool(ready) and m == turns[0][0]) for m in range(len(members))]
         pending: list[SharedIteration] = []
         for op, refs, order in zip(members, inputs, orders, strict=True):
-            for arg, ref in zip(op.body.args[carry:], refs, strict=True):
-                self._refs[arg] = slice_of(ref, 0, len(order))  # for gathers that are issued early
+            first = (slice_of(ref, 0, len(order)) for ref in refs)  # gathers are issued early
+            self._refs.update(zip(op.body.args[carry:], first, strict=True))
         for turn, (m, position) in enumerate(turns):
             op, order, start = members[m], orders[m], len(self.lives.steps)
-            self._refs.update(zip(op.body.args, carried, strict=False))
-            for arg, ref in zip(op.body.args[carry:], inputs[m], strict=True):
-                self._refs[arg] = slice_of(ref, position, len(order))
+            taken = (slice_of(ref, position, len(order)) for ref in inputs[m])
+            self._refs.update(zip(op.body.args, [*carried, *taken], strict=True))
             while len(ready) < min(turn + ahead + 1, len(turns)):
                 later = turns[len(ready)][0]
                 ready.append(self._gather(gathers[later], len(ready), begun[later]))
@@ -481,10 +409,7 @@ class _Runner:
         """A slot with the buffers that one iteration left and those that the others left."""
         for buffer in buffers_of(ref):
             if buffer not in twins:
-                size = expand(copies * buffer.copies)
-                twins[buffer] = self._make(
-                    buffer.value, number, number, size, space=buffer.space, added=buffer.added
-                )
+                twins[buffer] = self._more(buffer, number, number, copies)
         return Together((ref, *(twins[b] for b in buffers_of(ref))))
 
     # -- repeats inside of repeats -----------------------------------------------------------------
@@ -517,10 +442,12 @@ class _Runner:
         """Allocate `copies` more of each buffer of `refs` that was made in or after step
         `start`."""
         new = (b for ref in refs for b in buffers_of(ref) if b.first >= start and copies != 0)
-        return [
-            self._make(b.value, start, end, expand(copies * b.copies), space=b.space, added=b.added)
-            for b in list(new)
-        ]
+        return [self._more(b, start, end, copies) for b in list(new)]
+
+    def _more(self, buffer: Buffer, first: int, last: int, copies: Expr) -> Buffer:
+        """Allocate `copies` more of a buffer."""
+        size = expand(copies * buffer.copies)
+        return self._make(buffer.value, first, last, size, space=buffer.space, added=buffer.added)
 
     # -- microbatches ------------------------------------------------------------------------------
 

@@ -264,13 +264,9 @@ class Planner:
         parts = [self._parts[r] for r in runs if not is_first_run(r)] if work else [None]
         run: MemoryRun = self._between(parts, {self._parts[r] for r in before} | set(parts))
         for sums in (self._sums[r] for r in runs if is_first_run(r)):
-            run = tuple(
-                (
-                    replace(step, made=[sums.get(b, b) for b in step.made]),
-                    tuple(b for b in ends if b not in sums),
-                )
-                for step, ends in run
-            )
+            made = [replace(step, made=[sums.get(b, b) for b in step.made]) for step, _ in run]
+            ended = [tuple(b for b in ends if b not in sums) for _, ends in run]
+            run = tuple(zip(made, ended, strict=True))
         return run
 
     def alone(self) -> Iterator[MemoryRun]:

@@ -301,15 +301,13 @@ class MemoryTimeline:
     def reductions(self, point: Point) -> int:
         """The bytes of collectives of gradients that are live at a point and were made before
         it."""
-        return sum(
-            number * self._planner.size(buffer)
-            for buffer, number in self._counts(point).items()
-            if buffer.space == DEVICE
-            and buffer.category == "communication"
-            and buffer not in point.step.made
-            and (op := buffer.value.producer) is not None
-            and op.phase == "gradient"
-        )
+        total = 0
+        for buffer, number in self._counts(point).items():
+            op = buffer.value.producer
+            before = buffer.space == DEVICE and buffer not in point.step.made
+            if before and buffer.category == "communication" and op and op.phase == "gradient":
+                total += number * self._planner.size(buffer)
+        return total
 
     def peak(self) -> Point:
         """The point with the most bytes. Raises `DiagnosticError` if nothing runs."""

@@ -129,23 +129,17 @@ class Option:
         except (ValueError, KeyError, ZeroDivisionError):
             raise error(
                 f"option '{self.name}' of pass '{owner}' expects {self.kind}, found '{text}'",
-                remedy=f"for example {self.name}={_EXAMPLES[self.type]}",
+                remedy=f"for example {self.name}={_KINDS[self.type][1]}",
             ) from None
 
 
-_KINDS: Mapping[Any, str] = {
-    int: "an integer",
-    str: "a text",
-    bool: "true or false",
-    Fraction: "a fraction",
-    tuple[str, ...]: "a list of names",
-}
-_EXAMPLES: Mapping[Any, str] = {
-    int: "4",
-    str: "name",
-    bool: "true",
-    Fraction: "1/2",
-    tuple[str, ...]: "(a, b)",
+#: By the type of an option: what it is, and an example.
+_KINDS: Mapping[Any, tuple[str, str]] = {
+    int: ("an integer", "4"),
+    str: ("a text", "name"),
+    bool: ("true or false", "true"),
+    Fraction: ("a fraction", "1/2"),
+    tuple[str, ...]: ("a list of names", "(a, b)"),
 }
 
 
@@ -171,7 +165,7 @@ def options_of(pass_type: type[Pass]) -> Mapping[str, Option]:
                 f"option '{name}' of pass '{pass_type.name}' has a type that texts cannot give",
                 remedy="use int, str, bool, Fraction or tuple[str, ...], or define from_options",
             )
-        options[name] = Option(name, _KINDS[type_], item, type_)
+        options[name] = Option(name, _KINDS[type_][0], item, type_)
     return options
 
 

@@ -82,13 +82,8 @@ def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str
             end = kind, by, channel
             if there != number and (op.symbol or "", end) not in reported:
                 reported.add((op.symbol or "", end))
-                yield (
-                    (
-                        f"stage {stage} has {number} {kind}s with by = {by} on channel {channel}, "
-                        f"but stage {peer} has {there} {other}s"
-                    ),
-                    op,
-                )
+                has = f"stage {stage} has {number} {kind}s with by = {by} on channel {channel}"
+                yield f"{has}, but stage {peer} has {there} {other}s", op
 
 
 def _ends(program: Operation) -> Counter[_End]:

@@ -6,7 +6,7 @@ depend on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -96,14 +96,10 @@ class RankClass:
         """The directions of its messages, without duplicates: `send` or `recv`, the axis, and the
         coordinate of the receiver minus that of the sender, modulo the size of the axis. Messages
         between pods are not included."""
-        ways = (
-            (op.name.removeprefix("et."), op.text("over"), ask(NumberOf(op.expr("by")), self.env))
-            for op in self.graph.body.walk()
-            if op.name in ("et.send", "et.recv")
-        )
-        return list(
-            dict.fromkeys((kind, over, by % self.env[over]) for kind, over, by in ways if over)
-        )
+        ends = [(op, over) for op in _ends([self.graph]) if (over := op.text("over"))]
+        ways = ((op, over, ask(NumberOf(op.expr("by")), self.env)) for op, over in ends)
+        places = ((op.name.removeprefix("et."), a, by % self.env[a]) for op, a, by in ways)
+        return list(dict.fromkeys(places))
 
     def members(self, mesh: Mapping[str, int]) -> npt.NDArray[np.int64]:
         """Its ranks, ascending."""
@@ -193,13 +189,14 @@ def _check_known(module: Module, graph: Operation, used: Set[str], env: Mapping[
 
 def _channels(graphs: list[Operation]) -> dict[Channel, int]:
     """A number for every stream of messages within a pod, the same on all ranks."""
-    channels = {
-        channel_of(op)
-        for graph in graphs
-        for op in graph.body.walk()
-        if op.name in ("et.send", "et.recv") and not crosses_pods(op)
-    }
+    channels = {channel_of(op) for op in _ends(graphs) if not crosses_pods(op)}
     return {channel: number for number, channel in enumerate(sorted(channels, key=_place))}
+
+
+def _ends(graphs: Iterable[Operation]) -> Iterator[Operation]:
+    """The sends and receives of messages."""
+    for graph in graphs:
+        yield from (op for op in graph.body.walk() if op.name in ("et.send", "et.recv"))
 
 
 def _place(channel: Channel) -> tuple[str, int, str, int]:

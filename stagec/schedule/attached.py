@@ -70,20 +70,21 @@ class StageRows:
         sent: dict[int, Sequence[Content]] = {}
         for peer in senders(stage, placement):
             row = self._row(op, loop, peer)
-            key = peer, *self._key(op, loop)
+            key = peer, *_sizes(self._module, op, loop)
             if key not in self._sent:
                 self._sent[key] = contents_sent(peer, row, placement)
             sent[peer] = self._sent[key].get(stage, ())
         return receives_before(stage, self._row(op, loop, stage), sent, placement)
 
     def _row(self, op: Operation, loop: Operation, stage: int) -> RankActions:
-        name, *sizes = self._key(op, loop)
+        name, *sizes = _sizes(self._module, op, loop)
         return _rank_actions(schedule_of(self._module.registry, name), stage, *sizes)
 
-    def _key(self, op: Operation, loop: Operation) -> tuple[str, int, int, int]:
-        """The name of the schedule, and its numbers of stages, microbatches and chunks."""
-        stages = self._module.env[op.text("over")]
-        return loop.text("schedule"), stages, loop.integer("count"), loop.integer("chunks", 1)
+
+def _sizes(module: Module, op: Operation, loop: Operation) -> tuple[str, int, int, int]:
+    """The name of the schedule, and its numbers of stages, microbatches and chunks."""
+    stages = module.env[op.text("over")]
+    return loop.text("schedule"), stages, loop.integer("count"), loop.integer("chunks", 1)
 
 
 @lru_cache(64)
@@ -100,8 +101,8 @@ def placement_of(module: Module, op: Operation) -> Placement | None:
     loop = accumulation_of(op)
     if loop is None:
         return None
-    schedule = schedule_of(module.registry, loop.text("schedule"))
-    return schedule.placement(module.env[op.text("over")], loop.integer("chunks", 1))
+    name, stages, _, chunks = _sizes(module, op, loop)
+    return schedule_of(module.registry, name).placement(stages, chunks)
 
 
 def joined_axis(module: Module, op: Operation) -> str:
@@ -125,12 +126,8 @@ def idle_share(module: Module, op: Operation) -> Fraction:
     loop = accumulation_of(op)
     if loop is None:
         return Fraction(0)
-    schedule = schedule_of(module.registry, loop.text("schedule"))
-    stages, count, chunks = (
-        module.env[op.text("over")],
-        loop.integer("count"),
-        loop.integer("chunks", 1),
-    )
+    name, stages, count, chunks = _sizes(module, op, loop)
+    schedule = schedule_of(module.registry, name)
     bubble = schedule.closed_form(stages, count, chunks).bubble
     if bubble is None:
         actions = schedule.actions(stages, count, chunks)

@@ -99,14 +99,9 @@ def receives_before(
 
 def senders(rank: int, placement: Placement) -> tuple[int, ...]:
     """The ranks that send to a rank."""
-    neighbours = (
-        neighbour
-        for stage, home in enumerate(placement.homes)
-        if home.rank == rank
-        for neighbour in (placement.previous(stage), placement.following(stage))
-    )
-    ranks = {placement[neighbour].rank for neighbour in neighbours if neighbour is not None}
-    return tuple(sorted(ranks - {rank}))
+    own = [stage for stage, home in enumerate(placement.homes) if home.rank == rank]
+    beside = {*map(placement.previous, own), *map(placement.following, own)}
+    return tuple(sorted({placement[stage].rank for stage in beside if stage is not None} - {rank}))
 
 
 def posted(

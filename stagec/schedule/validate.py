@@ -62,11 +62,9 @@ def _placement(value: object) -> Placement:
 
 
 def _is_action(action: object) -> bool:
-    return (
-        isinstance(action, Action)
-        and action.kind in KINDS
-        and all(type(n) is int for n in (action.chunk, action.microbatch))
-    )
+    if not isinstance(action, Action) or action.kind not in KINDS:
+        return False
+    return type(action.chunk) is type(action.microbatch) is int
 
 
 def check_complete(actions: Actions, placement: Placement, microbatches: int) -> None:

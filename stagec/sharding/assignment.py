@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr
+from stagec.ir.factor_sizes import operand_dims
 from stagec.ir.facts import Facts
 from stagec.ir.rule import Group, Rule, Shape
 from stagec.ir.types import TensorType, axis_size
@@ -160,18 +161,16 @@ def _hidden(
     op: Operation, rule: Rule, sizes: Mapping[str, Expr], facts: Facts, used: set[str]
 ) -> dict[str, Axes]:
     """Factors that are in no result, each with the most axes that an operand has for it."""
-    reduced = [
-        (rule.contracted(i) | rule.special, r.tensor.partial_axes) for i, r in enumerate(op.results)
-    ]
+    gone = [rule.contracted(i) | rule.special for i in range(len(op.results))]
+    reduced = [(g, r.tensor.partial_axes) for g, r in zip(gone, op.results, strict=True)]
     results = zip(op.results, rule.results, strict=False)  # a last one is optional
     shown = {f for _, shape in results for group in shape for f in group}
     offers: dict[str, Axes] = {}
-    for value, shape in zip(op.operands, rule.operands, strict=True):
-        for d, group in zip(value.tensor.dims, shape, strict=True):
-            for factor, axes in distribute(group, d.axes, sizes, facts).items() if d.axes else ():
-                partial = {a for gone, over in reduced if factor in gone for a in over}
-                special = factor in rule.special
-                keep = tuple(a for a in axes if a not in used and (special or a in partial))
-                if factor not in rule.whole | shown and len(keep) > len(offers.get(factor, ())):
-                    offers[factor] = keep
+    for group, d, _ in operand_dims(op, rule):
+        for factor, axes in distribute(group, d.axes, sizes, facts).items() if d.axes else ():
+            partial = {a for gone, over in reduced if factor in gone for a in over}
+            special = factor in rule.special
+            keep = tuple(a for a in axes if a not in used and (special or a in partial))
+            if factor not in rule.whole | shown and len(keep) > len(offers.get(factor, ())):
+                offers[factor] = keep
     return offers

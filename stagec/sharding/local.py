@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from stagec.ir.core import Operation
-from stagec.ir.factor_sizes import factor_sizes
+from stagec.ir.factor_sizes import factor_sizes, operand_dims
 from stagec.ir.facts import Facts
 from stagec.ir.rewrite import carried
 from stagec.ir.types import Partial, TensorType, Type
@@ -30,11 +30,10 @@ def place_from_operands(op: Operation, facts: Facts) -> None:
         return
     sizes = factor_sizes(op, rule)
     places: dict[str, tuple[str, ...]] = {}
-    for value, shape in zip(op.operands, rule.operands, strict=True):
-        for d, group in zip(value.tensor.dims, shape, strict=True):
-            if d.axes:
-                for factor, axes in distribute(group, d.axes, sizes, facts).items():
-                    places.setdefault(factor, axes)
+    for group, d, _ in operand_dims(op, rule):
+        if d.axes:
+            for factor, axes in distribute(group, d.axes, sizes, facts).items():
+                places.setdefault(factor, axes)
     for factor in rule.gathered & places.keys():
         free = set(places[factor]) - {a for f, axes in places.items() if f != factor for a in axes}
         places[factor] = tuple(takewhile(free.__contains__, places[factor]))

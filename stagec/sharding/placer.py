@@ -73,10 +73,7 @@ class Placer:
     def gathered(self, type_: TensorType, axes: Collection[str]) -> TensorType:
         """The placed type, without splits over these axes."""
         placed = self.place(type_.unplaced(), rest=False)
-        dims = (
-            replace(d, split=tuple(u for u in d.split if u.axis not in axes)) for d in placed.dims
-        )
-        return replace(placed, dims=tuple(dims))
+        return replace(placed, dims=tuple(d.without(axes) for d in placed.dims))
 
     def _split(self, d: Dim, rule: SplitRule) -> Dim:
         """A dimension split by a rule; each microbatch has to divide as well."""
