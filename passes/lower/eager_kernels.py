@@ -13,6 +13,7 @@ from stagec.ir_spec.ops.loss_forms import LogSoftmax, LogSoftmaxGrad
 from stagec.ir_spec.ops.moe import Combine, CombineWeightsGrad, Dispatch
 from stagec.ir_spec.ops.norm import LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad
 from stagec.ir_spec.ops.optimizer import AdamW, SquaredNorm
+from stagec.ir_spec.ops.ring import MergeAttention
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.ops.softmax import Softmax, SoftmaxGrad
 from stagec.sharding.work import is_computation, viewed, work_of
@@ -89,6 +90,7 @@ _MARKS: Mapping[type[OpDef], str | Callable[[Operation], str]] = {
     RmsNorm: _in_steps("rmsnorm"),
     RmsNormGrad: _in_steps("rmsnorm_grad"),
     RotaryEmbedding: _rope,
+    MergeAttention: "merge",
     LogSoftmax: "log_softmax",
     LogSoftmaxGrad: "log_softmax_grad",
     LayerNorm: "layernorm",

@@ -49,6 +49,19 @@ def test_a_norm_launches_five_kernels() -> None:
     assert launches_of("") == 1
 
 
+def test_a_merge_of_attention_is_no_single_kernel() -> None:
+    """A kernel that reads a part in 16 bits and updates a sum in 32 moves ten bytes an element. Of
+    PyTorch's, four move 22, and two compute 1.5 places."""
+    elements = 1 << 27
+    alone, apart = seconds("", 10 * elements), seconds("eager_merge_f32", 10 * elements)
+    bandwidth = H200.memory.bandwidth.value * H200.efficiency.memory.bandwidth
+    places = 1.5 * elements / (1.33 * 132 * H200.compute.clock.value)
+    expected = 11 * H200.efficiency.memory.start + 22 * elements / bandwidth + places
+    assert apart == pytest.approx(expected, rel=1e-9)
+    assert apart > 4 * alone
+    assert launches_of("eager_merge_f32") == 11
+
+
 def test_a_rotation_of_complex_numbers_launches_three_kernels() -> None:
     """Bytes take longer than the places of half as many products, and of two casts: 20 an
     element, not four."""
@@ -82,13 +95,14 @@ def test_a_mark_has_a_name_and_a_type() -> None:
 
 def test_programs_have_all_marks_and_no_others() -> None:
     """Of a mixture of experts, of norms with biases, of attention without a kernel, and of
-    torchtitan."""
+    torchtitan, also with a ring."""
     forms = set[str]()
     for model, given in (
         ("mixtral-of-8", {"stack": "huggingface"}),
         ("gpt2-small", {"stack": "huggingface"}),
         ("llama-1b", {"stack": "huggingface", "attention": "eager"}),
         ("llama-1b", {"stack": "torchtitan"}),
+        ("llama-1b", {"stack": "torchtitan", "cp": "2", "cp_mode": "ring"}),
     ):
         flags, _ = values_of(JOB, given)
         sizes = {"B": 1, "S": 64}

@@ -89,7 +89,7 @@ def test_a_preset_is_its_model_text_and_step() -> None:
     (row,) = json.loads(stagec("time", "--sweep", "preset=gemma-3-decode", *on[:2], "--json").out)
     assert row["time"]["step_seconds"] == expected["step_seconds"]
     slow = json.loads(stagec("time", "--preset", "gemma-3-decode", *on, "--no-graphs").out)
-    assert slow["step_seconds"] > 5 * expected["step_seconds"]
+    assert slow["step_seconds"] > 2 * expected["step_seconds"]
     steps = stagec("compile", "--preset", "gemma-3-decode", "--steps", "2", "--dry-run")
     assert "decode=64x4001" in steps.out
 

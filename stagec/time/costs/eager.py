@@ -71,6 +71,10 @@ KERNELS: Mapping[str, EagerKernels] = {
     # torchtitan, models/llama3/model/model.py, apply_rotary_emb: a cast to fp32, a product of
     # complex numbers, one place for each, and a cast back; backward the same
     "complex_rope": EagerKernels(2, 3, places=2.5, placed=10),
+    # torch/distributed/tensor/experimental/_attention.py, _SDPAMerger._merge_one: a cast of the
+    # part, out - part, its product with a sigmoid of rows, out - product, for all queries or half
+    # of them, whose result is concatenated again; and seven of rows
+    "merge": EagerKernels(2.5, 11, moved=5.5, places=1.5, placed=2.6),
     # ATen/native/cuda/SoftMax.cu, cunn_SoftMaxForward: rows that no block keeps are read three
     # times, those of backward twice
     "log_softmax": EagerKernels(2, 1, moved=4),
