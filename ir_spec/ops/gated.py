@@ -21,7 +21,7 @@ from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.activation import gelu_steps
 from stagec.ir_spec.ops.base import derive, gradients
-from stagec.ir_spec.ops.contraction import cast_to
+from stagec.ir_spec.ops.contraction import Add, cast_to
 from stagec.ir_spec.ops.curves import FORM, GELU, STEPWISE, PointFunction, swish
 
 _CLAMPED = (
@@ -32,6 +32,7 @@ _CLAMPED = (
 #: The name in `stg.kernels` of gradients that overwrite the buffers of gate and up.
 IN_PLACE = "gate_in_place"
 _IN_PLACE = Param("in_place", "flag", "the gradients of gate and up take their buffer")
+JOINED = Param("joined", "flag", "model code computes gate and up by one product")
 _WITH_SCRATCH = IndexRule("a...,az...->az...,a...", whole="z")
 
 
@@ -54,7 +55,7 @@ class Gated(OpDef):
     def derived(self) -> Sequence[OpDef]:
         doc = f"Gradient of `{self.name}`{self.gradient}."
         example = f"%dgu = {self.name}_grad(%dm, %gu) : bf16[B, 2, S, F]"
-        params = tuple(p for p in self.params if p is not STEPWISE)
+        params = tuple(p for p in self.params if p not in (STEPWISE, JOINED))
         return [derive(GatedGrad, self, "grad", doc, example, of=self, params=params)]
 
     def verify(self, op: Operation) -> Iterator[str]:
@@ -88,7 +89,9 @@ class Gated(OpDef):
             return None
         (x,) = op.operands
         names = [f"{x.name}_gate", f"{x.name}_up"]
-        gate, up = b.op("stg.unbind", [x], {"dim": 1, "count": 2}, names=names).results
+        attrs: dict[str, RawAttr] = {"dim": 1, "count": 2}
+        attrs |= {"joined": True} if op.flag("joined") else {}
+        gate, up = b.op("stg.unbind", [x], attrs, names=names).results
         act = self.activated(b, op, gate, f"{x.name}_act")
         return [b.value("stg.mul", [act, up], hint=op.result.name)]
 
@@ -140,6 +143,13 @@ class GatedGrad(OpDef):
         return 1 if op.flag("in_place") and not (result or again) else None
 
 
+def is_joined(product: Operation) -> bool:
+    """Whether model code computes gate and up by this product, so that it is no product each."""
+    users = [user for user, _ in product.result.uses]
+    users += [user for op in users if isinstance(op.definition, Add) for user, _ in op.result.uses]
+    return any(user.flag("joined") for user in users)
+
+
 def _clamped(op: Operation, packed: Array) -> tuple[Array, Array]:
     """The gate and its factor, within their limits."""
     gate, up = packed[:, 0], packed[:, 1]
@@ -161,7 +171,7 @@ class Swiglu(Gated):
     """
 
     name = "stg.swiglu"
-    params = (*_CLAMPED, _IN_PLACE)
+    params = (*_CLAMPED, _IN_PLACE, JOINED)
     gradient = (
         ", 10 FLOPs per element of dy; as many more as forward has for slope and shift, and 5 for "
         "the limit"

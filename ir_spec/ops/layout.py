@@ -178,6 +178,7 @@ class Unbind(OpDef):
     params = (
         Param("dim", "int", "the dimension", required=True),
         Param("count", "int", "the number of slices", required=True),
+        Param("joined", "flag", "model code computes the slices by one product"),
     )
     example = (
         "%q, %k, %v = stg.unbind[dim = 1, count = 3](%qkv) : "

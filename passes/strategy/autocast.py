@@ -27,6 +27,7 @@ from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Repeats, Wide
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.contraction import Add, Einsum
+from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
@@ -178,7 +179,7 @@ class _Caster:
 
     def _product(self, op: Operation) -> None:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
-        packed = {} if self._once else _packed(op)
+        packed = {} if self._once or is_joined(op) else _packed(op)
         for index, value in enumerate(op.operands):
             if value.tensor.dtype == WIDE:
                 self._cast(op, index, self._rule.to)

@@ -31,10 +31,11 @@ class ExpandKernels(Pass):
     """Replace the ops that `stg.kernels` names by those that PyTorch runs without a compiler.
 
     Each op defines these operations. Gate and up in one product get products, and parameters, of
-    their own, like those of modules; statements that name the packed parameter then name these.
-    This also applies to `gate_in_place` where recompute counts products. A remark reports a model
-    without these ops, unless a built-in stack names them. `stg.part_of` stays if `part_of` is named
-    and no axis splits the heads of some parts only; else it is removed.
+    their own, like those of modules, unless model code has one module (`joined`); statements that
+    name the packed parameter then name these. This also applies to `gate_in_place` where recompute
+    counts products. A remark reports a model without these ops, unless a built-in stack names them.
+    `stg.part_of` stays if `part_of` is named and no axis splits the heads of some parts only; else
+    it is removed.
 
     Before:
         stg.strategy @s {
@@ -95,7 +96,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
                 continue
             replace_op(op, made)
             for user in [user for value in operands for user, _ in value.uses]:
-                if isinstance(user.definition, Unbind):
+                if isinstance(user.definition, Unbind) and not user.flag("joined"):
                     unpack_product(module, user)
             break
     if rule.eager and not expanded and not is_shipped(rule.loc):

@@ -10,6 +10,7 @@ from stagec.api import Dim, Module, Operation, Quoted, TensorType, Value, const,
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.strategy.lora import ALL_LINEAR, LoraRule
 from stagec.support.suggest import did_you_mean
 
@@ -81,7 +82,8 @@ class LowRankCut:
         operands, (out,) = parse_rule(op.text("spec"))
         self.weight, x = operands[index], operands[1 - index]
         sizes = dict(zip(self.weight, op.operands[index].tensor.shape, strict=True))
-        packed = tuple(g for g in self.weight if g not in x and sizes[g].value in _PACKED)
+        several = () if is_joined(op) else _PACKED
+        packed = tuple(g for g in self.weight if g not in x and sizes[g].value in several)
         self.batch = tuple(g for g in self.weight if g in x and g in out)
         self.contracted = tuple(g for g in self.weight if g not in out)
         self.kept = tuple(g for g in self.weight if g not in (*x, *packed) and g in out)

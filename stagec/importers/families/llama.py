@@ -72,7 +72,8 @@ def read_phi3(config: Config) -> ModelText:
     config.only("attention_bias", False, why="the family does not have")
     rope = model.rope()  # model code always joins the rotated part with the rest of a head
     rope = replace(rope, part=rope.part or "K")
-    return model.stack(model.windowed(Attention(rope=rope, packed=True)))
+    block = FeedForward(model.activation(), packed=True)
+    return model.stack(model.windowed(Attention(rope=rope, packed=True)), block)
 
 
 @reads("Seed-OSS", "seed_oss", features="biases of q, k, v")
@@ -209,8 +210,8 @@ def _glm(config: Config, title: str, *, dim: int | None, sandwich: bool) -> Mode
     mixer = Attention(
         qkv_bias=model.flag("attention_bias", True), rope=model.rope(partial=HALF, interleaved=True)
     )
-    post = RMS if sandwich else None
-    return model.stack(mixer, post=post)
+    block = FeedForward(model.activation(), packed=True)
+    return model.stack(mixer, block, post=RMS if sandwich else None)
 
 
 @reads("Hunyuan", "hunyuan_v1_dense", features="q and k normed after rotation")

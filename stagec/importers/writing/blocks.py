@@ -212,17 +212,20 @@ def activation_options(activation: str, *, gated: bool = False, default: str = "
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward block of width F, with or without a gate."""
+    """A feed-forward block of width F, with or without a gate. With `packed`, model code computes
+    gate and up by one product."""
 
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
+    packed: bool = False
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
         chosen = activation_options(self.activation, gated=self.gated)
         name = "swiglu" if self.gated else "mlp"
-        return text.use(name, "D F", *chosen, *["bias"] * self.bias)
+        joined = ["packed = (joined)"] * self.packed
+        return text.use(name, "D F", *chosen, *joined, *["bias"] * self.bias)
 
 
 @dataclass(frozen=True, slots=True)
