@@ -105,6 +105,8 @@ class _Runner:
         self._behind: Sequence[Operation] = ()  # gathers behind a stack, issued in its last layer
         self._next: LayerStack | None = None  # the stack behind it, whose first gathers are, too
         self._received: Sequence[Buffer] = ()  # where the last unit was received
+        self._before: Sequence[Buffer] = ()  # where the one before it was
+        self._received_in = -1  # the step of its last gather
         self._last_read = 0  # the last step that reads gathered parameters
         self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
         self._budget = Budget(
@@ -270,11 +272,16 @@ class _Runner:
 
     def _receive(self, made: Sequence[Value], number: int) -> None:
         """A call receives the data that is copied out to these values. The buffers of the call
-        before it live until then."""
-        for buffer in self._received:
+        before it live until then. Gathers in a row, of several types, are one call, in bytes
+        (`foreach_all_gather` of FSDP2)."""
+        alike = bool(made) and number == self._received_in + 1
+        self._before = self._before if alike else self._received
+        for buffer in self._before:
             self._touch(buffer, number)
         spaces = ((value, space) for value in made for space in value.tensor.memories)
-        self._received = [self._make(v, number, number, space=s) for v, s in spaces]
+        new = [self._make(v, number, number, space=s) for v, s in spaces]
+        self._received = [*self._received, *new] if alike else new
+        self._received_in = number
 
     def _end_staying(self) -> None:
         """End the buffers that stayed: they live until the last step."""
