@@ -31,6 +31,19 @@ class CollectivesRule(Record):
         metavar="BYTES",
         needs=("all_reduce",),
     )
+    reads: int = flagged(
+        "all_reduce_reads",
+        "The most bytes that a rank reads from the others in one shot; two shots reduce more "
+        "(0: any number in one).",
+        "int",
+        doc="bytes up to which a rank reads all operands, or 0",
+        default=0,
+        least=0,
+        metavar="BYTES",
+        needs=("all_reduce",),
+        rare=True,
+        software=True,
+    )
     norms: bool = flagged(
         "all_reduce_norms",
         "Kernels of all_reduces also add the residual and normalize.",
@@ -64,8 +77,10 @@ class CollectivesOp(Statement):
     reads the memory of the others (vLLM, csrc/custom_all_reduce.cuh; TensorRT-LLM,
     customAllReduceKernels.cu): with `one_shot` it reads all operands; with `two_shot` it adds a
     part of the buffer and then reads the other sums. They are used for up to `below` bytes, if they
-    are faster than the library. Their constants are those of the machine
-    (`efficiency.network.LEVEL.direct`); a machine without them uses the library.
+    are faster than the library. With `one_shot` and `reads`, n ranks reduce a buffer of more than
+    `reads / (n - 1)` bytes in two shots (FlashInfer, `_should_use_oneshot`). Their constants are
+    those of the machine (`efficiency.network.LEVEL.direct`); a machine without them uses the
+    library.
 
     With `norms`, the kernel of an all_reduce also adds the residual and normalizes the sum, or
     normalizes by sums of squares that it has added up, so that no further kernel is launched

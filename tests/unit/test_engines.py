@@ -149,6 +149,22 @@ def test_all_reduces_of_engines_are_taken_up_to_a_size_and_where_they_are_faster
     assert few == library_
 
 
+def test_ranks_that_would_read_too_much_in_one_shot_reduce_in_two() -> None:
+    """Over 8 ranks each would read seven buffers of 256 rows."""
+    part, size = "exposed tp all_reduce", 7 * 256 * 4096 * 2
+    one, two, most, less = (
+        timed(batch=256, tp=8, **how).breakdown[part]
+        for how in (
+            {"all_reduce": "one-shot"},
+            {"all_reduce": "two-shot"},
+            {"all_reduce": "one-shot", "all_reduce_reads": size},
+            {"all_reduce": "one-shot", "all_reduce_reads": size - 1},
+        )
+    )
+    assert two < one
+    assert (most, less) == (one, two)
+
+
 def test_the_next_norm_adds_up_what_a_layer_ends_with() -> None:
     machine = load_machine("h200")
     plain, added = (

@@ -77,6 +77,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "autocast_attention": {"autocast": True},
     "all_reduce_below": {"all_reduce": "two-shot"},
     "all_reduce_norms": {"all_reduce": "two-shot"},
+    "all_reduce_reads": {"all_reduce": "one-shot"},
     "memory_nodes": {"offload": "optimizer"},
     "part_batches": {"part": (PartText("ffn", "feed-forward", "tp=2"),)},
     "lora_rank": {"lora": "wq"},

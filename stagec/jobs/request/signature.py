@@ -371,6 +371,9 @@ class JobFlags(TypedDict, total=False):
     all_reduce: Literal["library", "one-shot", "two-shot"] | None
     #: The most bytes for --all-reduce; the library reduces more.
     all_reduce_below: int | None
+    #: The most bytes that a rank reads from the others in one shot; two shots reduce more (0: any
+    #: number in one).
+    all_reduce_reads: int | None
     #: Kernels of all_reduces also add the residual and normalize.
     all_reduce_norms: bool | None
     #: Sums over rows that several norms need, such as those of queries and keys, are one

@@ -228,7 +228,9 @@ class CostTable:
         rule = self._direct
         if kind != "all_reduce" or rule.all_reduce == LIBRARY or size > rule.below:
             return inf
-        return direct_seconds(self._machine, size, over, two_shot=rule.all_reduce == TWO_SHOT)
+        read = (over[0].size - 1) * size
+        two_shot = rule.all_reduce == TWO_SHOT or 0 < rule.reads < read
+        return direct_seconds(self._machine, size, over, two_shot=two_shot)
 
     # -- distances ---------------------------------------------------------------------------------
 
