@@ -24,7 +24,8 @@ class HeatCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Heat(Chart):
-    """Values over two axes, by shades and as texts. With `more`, more is better."""
+    """Values over two axes, by shades and as texts. With `more`, more is better; with `several`,
+    cells have the best of several rows."""
 
     #: From least to greatest, after cividis (Nunez, Anderton and Renslow 2018).
     SHADES: ClassVar[Sequence[str]] = (
@@ -40,6 +41,7 @@ class Heat(Chart):
     cells: Mapping[tuple[str, str], HeatCell]
     value: str
     more: bool = False
+    several: bool = False
 
     def draw(self, width: int) -> tuple[list[str], float]:
         (x_name, columns), (y_name, rows) = self.across, self.up
@@ -68,7 +70,10 @@ class Heat(Chart):
             (_shade(self.SHADES[n], 0, -9, 12, 10), text)
             for n, text in ((0, f"smallest {self.value}"), (-1, f"largest {self.value}"))
         ]
-        items += [("", f"each cell: the {best} over the other axes"), ("", "✕: does not fit")]
+        if self.several:
+            items.append(("", f"each cell: the {best} over the other axes"))
+        if not all(cell.fits for cell in self.cells.values()):
+            items.append(("", "✕: does not fit"))
         if None in (cell.value for cell in self.cells.values()):
             items.append(("", "–: failed"))
         legend, more = legend_rows(items, width, bottom + 40)

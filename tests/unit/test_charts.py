@@ -254,3 +254,15 @@ def test_long_names_of_bars_and_commands_are_not_cut() -> None:
         assert "…" not in text
         assert command in " ".join(re.findall(r"<text[^>]*>([^<]*)<", text))
         assert text.count("--schedule interleaved") >= 2
+
+
+def test_a_legend_of_a_heat_map_says_what_the_map_has() -> None:
+    """The best of several rows, and jobs that do not fit, only where there are any."""
+    cells = {name: cell for name, cell in _CELLS.items() if cell.fits and cell.value is not None}
+    how: dict[str, Any] = {"title": "Heat", "across": ("x", ["1"]), "up": ("y", ["a"])}
+    plain = Heat(**how, cells=cells, value="time").svg()
+    several = Heat(**how, cells=cells, value="time", several=True).svg()
+    unfit = Heat(**how, cells={**cells, ("1", "b"): _CELLS["2", "a"]}, value="time").svg()
+    texts = ("smallest over the other axes", "does not fit")
+    shown = [[text in chart for text in texts] for chart in (plain, several, unfit)]
+    assert shown == [[False, False], [True, False], [False, True]]

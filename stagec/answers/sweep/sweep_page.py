@@ -207,6 +207,7 @@ def _heats(answer: SweepAnswer) -> Iterator[Heat]:
                 cells=cells,
                 value=column.full,
                 more=column.more,
+                several=len(rows) > len(cells),
             )
 
 

@@ -163,7 +163,7 @@ class Streams extends Panel {
 class Memory extends Panel {
   draw() {
     const each = picture.classes[shown], held = memoryOf(each), high = 11 * em;
-    const limit = data.capacity, near = limit && limit < 4 * (each.memory ? each.memory.peak : 0), top = (near ? 1.5 : 2.8) * em;
+    const limit = data.room, near = limit && limit < 4 * (each.memory ? each.memory.peak : 0), top = (near ? 1.5 : 2.8) * em;
     const pen = this.begin(held ? top + high + 2 * em : 2 * em);
     if (!held) {
       this.label("memory", 12);
@@ -192,7 +192,7 @@ class Memory extends Panel {
       pen.fillStyle = colors.alarm;
       pen.fillRect(GUTTER, line, this.width, 1.5);
       pen.textAlign = pen.textAlign === "left" ? "right" : "left";
-      const text = `memory of the device: ${bytesText(limit)}${near ? "" : ", above the axis"}`;
+      const text = `memory for the job: ${bytesText(limit)}${near ? "" : ", above the axis"}`;
       pen.fillText(text, pen.textAlign === "right" ? GUTTER + this.width : GUTTER + 4, line + (near && !below ? -0.6 : 0.75) * em);
     }
     this.line();

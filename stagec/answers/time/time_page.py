@@ -47,8 +47,8 @@ def step_page(timed: Timed, report: TimeReport) -> str:
     """The page of a step whose memory was planned, with the levers of `report`."""
     machine, memory = timed.machine, step_command(timed.options, None)
     commands = [_command(timed), f"{memory} --html memory.html"]
-    capacity = machine.memory.capacity.value
-    return time_page(report, _picture(timed), commands, machine.title, capacity)
+    room = machine.memory.capacity.value if report.fit is None else report.fit.room
+    return time_page(report, _picture(timed), commands, machine.title, room)
 
 
 def step_plot(timed: Timed, report: TimeReport) -> Bars:
@@ -67,14 +67,10 @@ def _picture(timed: Timed) -> Mapping[str, Any]:
 
 
 def time_page(
-    report: TimeReport,
-    picture: Mapping[str, Any],
-    commands: Sequence[str],
-    title: str,
-    capacity: float,
+    report: TimeReport, picture: Mapping[str, Any], commands: Sequence[str], title: str, room: float
 ) -> str:
-    """The page of a job; `title` is that of its machine, `capacity` the bytes of memory of a
-    device, and `commands` are those of its time and of its memory."""
+    """The page of a job; `title` is that of its machine, `room` the bytes of a device that it may
+    use, and `commands` are those of its time and of its memory."""
     about = f"{ranks_text(report)}. "
     about += " ".join(_left_out(picture, levers=bool(report.levers)))
     name = f"{report.model} on {title}"
@@ -95,7 +91,7 @@ def time_page(
         ),
         path_table(report),
     ]
-    data = {"about": [name, commands[0]], "capacity": round(capacity), "picture": picture}
+    data = {"about": [name, commands[0]], "room": round(room), "picture": picture}
     return page(name, body, _SCRIPTS, data)
 
 
