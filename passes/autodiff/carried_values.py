@@ -178,11 +178,25 @@ class _HandOver:
 
     def _recompute_first(self) -> None:
         """Recompute all of a checkpoint in the order of forward, where backward first needs any of
-        it (`_checkpoint_hook.unpack_hook` of torch/utils/checkpoint.py)."""
+        it (`_checkpoint_hook.unpack_hook` of torch/utils/checkpoint.py), up to the last that it
+        needs (`_StopRecomputationError`): also operations that it does not need."""
         body, first = self._back.body, min(map(Operation.position, self._again), default=0)
+        last = max(self._again.values(), default=0)
+        idle = [op for op in self._forward.body.ops[:last] if self._is_idle(op)]
+        for op in idle:
+            self._recompute(op)
         for place, op in enumerate(sorted(self._again, key=self._again.__getitem__), first):
             body.ops.remove(op)
             body.insert(place, op)
+        made = [again for op in idle for r in op.results if not (again := self._inside[r]).uses]
+        if made:
+            ends = Operation(self._registry["stg.discard"], made, {"phase": "recompute"})
+            body.insert(first + len(self._again), ends)
+
+    def _is_idle(self, op: Operation) -> bool:
+        """Whether backward needs no result of an operation, and none is kept."""
+        unused = op.region is None and not any(r in self._inside for r in op.results)
+        return unused and bool(op.results) and not any(map(self._keeps, op.results))
 
     def _keep_rest(self) -> None:
         """Keep values that the list names and backward does not use, as such a checkpoint does."""

@@ -451,7 +451,7 @@ def test_steps_of_adapters_are_met() -> None:
     actual = validate_memory("torch-adapters", Session()).errors
     assert len({each.row for each in actual}) == 20
     for each in actual:
-        assert abs(each.error or 0) < (0.005 if "checkpoints" in each.row else 0.001)
+        assert abs(each.error or 0) < (0.006 if "checkpoints" in each.row else 0.001)
     exact = [e for e in actual if e.category == "gradients"]
     assert all(each.measured == each.ours for each in exact)
 
