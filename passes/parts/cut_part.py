@@ -43,6 +43,9 @@ class CutPart(Pass):
     uses too, such as a tied embedding, belongs to `main`, and so do its users; their results cross
     to the part. The loss belongs to `main`.
 
+    With `stg.part[feed_forward]` the part is what each layer does after its attention: in each
+    layer a value departs there, and another one comes back (MegaScale-Infer, arXiv 2504.02263).
+
     Before:
         stg.strategy @s {
           stg.part[encoder, of = e]

@@ -111,7 +111,7 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
     if options.serve == MIXED:
         raise error(
             "--part cannot be used with --serve mixed, a step of one pod",
-            remedy="give --serve prefill, a step with the encoder",
+            remedy="give --serve prefill or decode",
         )
     dumps = options.dump_dir and options.dump_dir / name
     of_part = options.changed(keep=name, dump_dir=dumps)

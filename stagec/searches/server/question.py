@@ -42,7 +42,7 @@ from stagec.support.diagnostics import error
 _OTHERS = {
     "step": "the steps follow from --prompt, --output-tokens and --chunk",
     "draft": "give --speculative K, which uses the draft modules of the model",
-    "part": "steps with prefill and decode have no encoder",
+    "part": "a worker is one pod, and its steps have no encoder",
     "pareto": "the answer has the Pareto front of tokens/s per rank and per user",
     "seed_from": "a preset is one step",
     "exhaustive": "all workers are evaluated",
