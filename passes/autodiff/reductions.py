@@ -116,7 +116,7 @@ class GradientReductions:
         dtypes = self._strategy.dtypes
         loc, phase = b.loc, b.phase
         b.loc, b.phase = made_by(PASS, param.loc), "gradient"
-        for d, size in enumerate(param.tensor.shape[-grad.tensor.rank :]):
+        for d, size in enumerate(param.tensor.shape[param.tensor.rank - grad.tensor.rank :]):
             if grad.tensor.shape[d] != size:
                 attrs: dict[str, RawAttr] = {"dim": const(d), "size": size}
                 grad = b.value("stg.pad", [grad], attrs, hint=grad.name)
