@@ -107,7 +107,7 @@ def _chain(name: str, session: Session, registry: Registry) -> list[Operation]:
     chain: list[Operation] = []
     seen: list[str] = []
     loc: Loc = UNKNOWN
-    while name:
+    while name or not seen:
         source = stack_source(name, session, loc)
         if source.name in seen:
             ring = " extends ".join(f"@{op.symbol}" for op in [*chain, chain[0]])

@@ -13,6 +13,8 @@ def read_text(path: str, most: int = MAX_BYTES) -> Source:
     """The text of a file. Raises `DiagnosticError` for what is no text, or longer than
     `most` bytes, and `OSError`."""
     file = Path(path)
+    if not path:
+        raise error("the name of a file is empty", remedy="give one .stg file")
     if file.is_dir():
         raise error(f"{path} is a folder, expected a file", remedy="give one .stg file")
     if file.stat().st_size > most:

@@ -612,6 +612,14 @@ def test_names_that_no_file_has_are_errors_with_a_remedy(name: str, says: str) -
         assert "help:" in "".join(problem.value.__notes__)
 
 
+def test_an_empty_name_is_not_a_name() -> None:
+    """As where a variable of a shell is not set."""
+    with pytest.raises(stagec.DiagnosticError, match="no stack ''"):
+        stagec.job("llama3-8b", stack="").analyze()
+    with pytest.raises(stagec.DiagnosticError, match="the name of a file is empty"):
+        stagec.job("llama3-8b", "").analyze()
+
+
 def test_arrays_are_lists_and_arrays_without_axes_are_numbers() -> None:
     numpy: Any = pytest.importorskip("numpy")
     array = numpy.array
