@@ -81,8 +81,8 @@ class LossOfLogits(OfLabels):
 def one_hot(op: Operation, ctx: NumericContext, values: Array, labels: Array) -> Array:
     """Whether each local element of a vocabulary is the label, for values like operand 0."""
     first = ctx.start(op.operands[0].tensor.dims[-1])
-    chosen: Array = labels[..., None] - first == np.arange(values.shape[-1])
-    return chosen
+    tokens = np.arange(int(values.shape[-1]))
+    return np.equal(labels[..., None] - first, tokens)
 
 
 class LogSoftmax(OpDef):

@@ -317,9 +317,11 @@ def test_blocks_of_queries_meet_more_keys_than_a_window_has(machine: Machine) ->
     query sees one. A window as long as the sequence is a causal mask."""
     rows, width = 16384, 64
 
-    def seconds(keys: int, **mask: bool) -> float:
+    def seconds(keys: int, *, windowed: bool = False, causal: bool = False) -> float:
         extents = 1, 64, 64, rows, keys, width, width
-        return float(attention_seconds(machine, "bf16", *extents, 1, **mask))
+        return float(
+            attention_seconds(machine, "bf16", *extents, 1, windowed=windowed, causal=causal)
+        )
 
     assert seconds(128, windowed=True) > 1.2 * seconds(128)
     windows = [seconds(keys, windowed=True) for keys in (128, 512, 1024, 4096, (rows + 1) // 2)]

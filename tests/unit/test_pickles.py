@@ -8,7 +8,6 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import count
 from multiprocessing import get_context
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from stagec.support.rebuilt import Rebuilt
 from tests.support import LONG
 from tests.unit.test_python import DECODE, MACHINE, PODS, SIZES, made
 
-SEARCH: dict[str, Any] = {"ranks": 2, "pp": 1, "cp": 1, "zero": 1, "jobs": 1, "cache": False}
 ANSWERS: dict[str, Callable[[], Report]] = {
     "analysis": lambda: made(tp=2).analyze(),
     "memory": lambda: made(pp=2, dp=2, zero=1).memory(limit="h100"),
@@ -31,7 +29,9 @@ ANSWERS: dict[str, Callable[[], Report]] = {
     "counted sweep": lambda: made(tp=2).sweep({"dp": [1, 2]}, jobs=1),
     "server": lambda: made(tp=2, prompt=64).serve(MACHINE, batches=[1, 4], output_tokens=4),
     "requests": lambda: made(prompt=64).serve_requests(MACHINE, rate=4, count=5, output_tokens=4),
-    "search": lambda: stagec.search("llama3-8b", machine=MACHINE, sizes=SIZES, **SEARCH),
+    "search": lambda: stagec.search(
+        "llama3-8b", machine=MACHINE, sizes=SIZES, ranks=2, pp=1, cp=1, zero=1, jobs=1, cache=False
+    ),
     "compile": lambda: made(tp=2).compile(),
 }
 

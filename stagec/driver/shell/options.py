@@ -74,13 +74,18 @@ def click_option(option: CommandOption) -> Callable[[F], F]:
         about["multiple"] = True
         del about["default"]
         if (merge := option.merge) is not None:
-            about["callback"] = lambda _, __, values: merge(values)
+            about["callback"] = _merged(merge)
     if option.alone:
         about |= {"is_flag": False, "flag_value": option.alone}
     about["metavar"] = option.metavar or (
         option.kind.name if isinstance(option.kind, Whole) else None
     )
     return click.option(*words, option.name, type=type_of(option.kind), **about)
+
+
+def _merged(merge: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """The callback of an option whose values are merged."""
+    return lambda context, parameter, values: merge(values)
 
 
 def type_of(kind: Kind[Any]) -> click.ParamType[Any]:

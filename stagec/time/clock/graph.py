@@ -117,7 +117,8 @@ class ClassNodes:
         places = np.zeros(len(self.prototypes), dtype=np.int64)
         np.maximum.at(places, self.prototype, np.arange(len(self.prototype)))
         ends: dict[Stream, int] = {}
-        for i in used[np.argsort(first)].tolist():
+        order: list[int] = used[np.argsort(first)].tolist()
+        for i in order:
             for stream in self.prototypes[i].streams:
                 ends[stream] = max(int(places[i]), ends.get(stream, 0))
         return [ends[stream] for stream in sorted(ends, key=lambda stream: stream == COMPUTE)]

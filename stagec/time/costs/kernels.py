@@ -303,12 +303,12 @@ def attention_seconds(
     one = rows * _hidden(product * padded, np.asarray(softmax), c.overlap)
     longer = (3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1
 
-    tokens = np.minimum(c.queries / share, queries)  # of a block
-    seen = np.minimum(keys + tokens - 1, np.maximum(keys, (queries + tokens) / 2))
-    keys = np.where(windowed, seen, keys)
+    tokens: Floats = np.minimum(c.queries / share, queries)  # of a block
+    seen: Floats = np.minimum(keys + tokens - 1, np.maximum(keys, (queries + tokens) / 2))
+    met: Floats = np.where(windowed, seen, keys)
     in_head = np.ceil(together / c.queries)
     blocks = batch * heads / share * in_head
-    longest = np.ceil(keys / _KEYS)
+    longest = np.ceil(met / _KEYS)
     most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
     parts: Floats = np.where(in_head == 1, most, 1)
     longest = np.ceil(longest / parts)
