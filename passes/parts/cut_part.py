@@ -75,23 +75,22 @@ class CutPart(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        rules = strategy.all(PartRule)
+        rules, pipeline = strategy.all(PartRule), strategy.pipeline
+        if pipeline is not None and any(rule.feed_forward for rule in rules):
+            raise error(  # a value crosses in each layer, between pods without stages
+                "a part with feed-forward cannot be used with pipeline stages",
+                pipeline.loc,
+                remedy="leave --pp out",
+            )
         cut_part(module, rules, self.keep, self.rest)
-        if strategy.pipeline is not None:
-            _check_stages(module, strategy.pipeline, rules)
+        if pipeline is not None:
+            _check_stages(module, pipeline)
 
 
-def _check_stages(module: Module, pipeline: PipelineRule, rules: Sequence[PartRule]) -> None:
+def _check_stages(module: Module, pipeline: PipelineRule) -> None:
     """Raise `DiagnosticError` for pipeline stages that would deadlock with another part: they start
     several microbatches before the gradient of the first one arrives. This concerns a part that
-    both sends values to another part and receives some, and a part that does not run ahead. With
-    feed-forward apart, a value crosses in each layer, between pods without stages."""
-    if any(rule.feed_forward for rule in rules):
-        raise error(
-            "a part with feed-forward cannot be used with pipeline stages",
-            pipeline.loc,
-            remedy="leave --pp out",
-        )
+    both sends values to another part and receives some, and a part that does not run ahead."""
     part = module.main.text("part")
     ends = [op for op in module.main.body.ops if isinstance(op.definition, Arrive | Depart)]
     gone = [op for op in ends if isinstance(op.definition, Depart)]
