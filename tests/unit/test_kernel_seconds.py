@@ -395,15 +395,14 @@ def test_a_large_product_of_amd_has_the_measured_rate(
 @pytest.mark.parametrize("machine", ["mi300x", "h20", "b200"])
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (28672, 4096), (4096, 14336)])
 def test_sustained_load_sets_in_gradually(machine: str, n: int, k: int) -> None:
-    """Four rows more never take a quarter longer than a device that loses nothing needs more, and
-    from where computing takes as long as moving the share of a product is that of the device."""
+    """Between the most rows that lose nothing and the fewest that lose the share of the device the
+    number of rows doubles, and no row more loses less."""
     lossy = load_machine(machine).changed({"efficiency.sustained.products": 0.5})
-    kernels = [product(m, n, k) for m in range(4, 2048, 4)]
+    kernels = [product(m, n, k) for m in range(1, 2048)]
     factors = seconds_in_step(lossy, kernels) / kernel_seconds(lossy, kernels)
     assert np.all(np.diff(factors) >= 0)
-    assert np.all(np.diff(factors) < 0.25)
-    assert factors[0] == 1
-    assert factors[-1] == pytest.approx(2)
+    cool, hot = 1 + np.flatnonzero(factors == 1)[-1], 1 + np.flatnonzero(factors > 2 - 1e-9)[0]
+    assert hot >= 1.9 * cool
 
 
 def test_a_narrower_type_without_a_rate_has_that_of_a_type_of_as_many_bits() -> None:

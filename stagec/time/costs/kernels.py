@@ -48,8 +48,9 @@ _TILE = 256 * 128
 _NONE = 1e-30
 #: Keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
 _KEYS = 128
-#: Computing over moving up to which a kernel does not heat the device.
-_COOL = 1 / 4
+#: Computing over moving up to which a kernel does not heat the device, and from where on it heats
+#: the device as much as any other one.
+_COOL, _HOT = 1 / 4, 1 / 2
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 
@@ -92,12 +93,12 @@ def _is_grouped(kernel: Kernel) -> bool:
 def _busy(machine: Machine, kernel: Kernel) -> float:
     """How much of the loss of sustained load a product or attention has: none if it computes for
     less than a quarter of the time in which it moves its bytes, both at peak rates, all of it if
-    for as long or longer, and a linear share between these (an assumption)."""
+    for half of that time or longer, and a linear share between these (an assumption)."""
     if kernel.kind == "memory":
         return 0.0
     moving = kernel.bytes / machine.memory.bandwidth.value
     computing = kernel.flops / peak(machine, kernel.dtype)
-    return min(max((computing / max(moving, _NONE) - _COOL) / (1 - _COOL), 0.0), 1.0)
+    return min(max((computing / max(moving, _NONE) - _COOL) / (_HOT - _COOL), 0.0), 1.0)
 
 
 def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel]) -> Floats:
