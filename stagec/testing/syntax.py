@@ -150,12 +150,16 @@ def tokens(line: str) -> Iterator[tuple[str, str]]:
 
 
 def word(raw: str) -> str:
-    """A word with its quotes removed. Raises UnsupportedSyntaxError on expansions and globs."""
+    """A word with its quotes removed. Raises UnsupportedSyntaxError on expansions and globs, and on
+    quotes in quotes that are escaped."""
     expandable = _SINGLE_QUOTED.sub("''", raw)
     bare = _DOUBLE_QUOTED.sub("''", expandable)
     if "$" in expandable or "`" in expandable or _GLOB.search(bare):
         raise UnsupportedSyntaxError(raw)
-    return "".join(shlex.split(raw))
+    try:
+        return "".join(shlex.split(raw))
+    except ValueError:
+        raise UnsupportedSyntaxError(raw) from None
 
 
 @dataclass

@@ -80,7 +80,10 @@ def test_plain_words_need_no_shell(text: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["a || b", "a; b", "echo $x", 'echo "$x"', "echo *.stg", "(a)", "a &", "X=1 a", "a >", ""],
+    [
+        *("a || b", "a; b", "(a)", "a &", "X=1 a", "a >", ""),
+        *("echo $x", 'echo "$x"', "echo *.stg", 'echo "a\\" b"', "echo 'a"),
+    ],
 )
 def test_other_syntax_is_left_to_a_shell(line: str) -> None:
     with pytest.raises(UnsupportedSyntaxError):
