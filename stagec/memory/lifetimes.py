@@ -26,7 +26,7 @@ from stagec.ir.expr import ONE, Env, Expr, const, expand
 from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.recompute_window import replays
 from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, View
-from stagec.ir.types import DEVICE, Type
+from stagec.ir.types import DEVICE
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.memory.buffers import (
     GRADIENTS,
@@ -42,6 +42,7 @@ from stagec.memory.buffers import (
     slice_of,
     together,
 )
+from stagec.memory.gathered import KeptGathers, ReceivedUnits
 from stagec.memory.iterations import (
     IterationRun,
     RepeatOrders,
@@ -95,7 +96,7 @@ class _Runner:
         self._part: Operation | None = None
         self._replays = True
         self._runs = 1  # how often the region at hand runs
-        self._kept: dict[tuple[int, Type | None], list[Ref]] = {}
+        self._kept = KeptGathers()
         self._static: dict[Value, Buffer] = {}
         self._kinds: dict[Value, str] = {}
         self._known: dict[Operation, OpStorage] = {}
@@ -104,9 +105,7 @@ class _Runner:
         self._begun: dict[Operation, list[dict[Value, Ref]]] = {}
         self._behind: Sequence[Operation] = ()  # gathers behind a stack, issued in its last layer
         self._next: LayerStack | None = None  # the stack behind it, whose first gathers are, too
-        self._received: Sequence[Buffer] = ()  # where the last unit was received
-        self._before: Sequence[Buffer] = ()  # where the one before it was
-        self._received_in = -1  # the step of its last gather
+        self._received = ReceivedUnits()
         self._last_read = 0  # the last step that reads gathered parameters
         self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
         self._budget = Budget(
@@ -142,7 +141,7 @@ class _Runner:
         early: Sequence[Operation] = ()
         for place, step in enumerate(order):
             if place == begins:
-                copied = bool(self._received)
+                copied = bool(self._received.last)
                 self._receive((), len(self.lives.steps) - 1 if beside else self._last_read)
             reads = copied and isinstance(step, Operation) and any(map(is_gathered, step.operands))
             if back is not None and ((beside and place == begins) or reads):
@@ -271,17 +270,11 @@ class _Runner:
             self._touch(refs.get(value), number, known.phase, alone=known.alone)
 
     def _receive(self, made: Sequence[Value], number: int) -> None:
-        """A call receives the data that is copied out to these values. The buffers of the call
-        before it live until then. Gathers in a row, of several types, are one call, in bytes
-        (`foreach_all_gather` of FSDP2)."""
-        alike = bool(made) and number == self._received_in + 1
-        self._before = self._before if alike else self._received
-        for buffer in self._before:
-            self._touch(buffer, number)
+        """A call receives the data that is copied out to these values."""
         spaces = ((value, space) for value in made for space in value.tensor.memories)
         new = [self._make(v, number, number, space=s) for v, s in spaces]
-        self._received = [*self._received, *new] if alike else new
-        self._received_in = number
+        for buffer in self._received.call(new, number):
+            self._touch(buffer, number)
 
     def _end_staying(self) -> None:
         """End the buffers that stayed: they live until the last step."""
@@ -336,7 +329,7 @@ class _Runner:
             self._issue(*issued, at_once=turn + 1 == len(turns))
             self._replays = replays(op, order[position].index)
             self._region(op.body, gathers[m])
-            self._keep(gathers[m], len(turns) - turn)
+            self._kept.keep(gathers[m], len(turns) - turn, self._refs)
             yielded = [self._refs[v] for v in op.body.terminator.operands]
             carried, left = yielded[:carry], yielded[carry:]
             made[m][position] = left if turn else saved_first(op, left)
@@ -370,8 +363,7 @@ class _Runner:
         layers of the same repeat run before it."""
         for op in gathers:
             if turn < op.integer("kept", 0):
-                for operand, result in zip(op.operands, op.results, strict=True):
-                    self._refs[result] = self._kept[self._key(operand, result)][-1 - before]
+                self._refs.update(self._kept.of(op, before, self._refs))
             else:
                 self._computation(op)
         return {r: self._refs[r] for op in gathers for r in op.results}
@@ -385,15 +377,6 @@ class _Runner:
             self._computation(op)
         if stack is not None and at_once:
             self._begin(stack)
-
-    def _keep(self, gathers: Sequence[Operation], left: int) -> None:
-        for op in gathers:
-            if left <= op.integer("keep", 0):
-                for operand, result in zip(op.operands, op.results, strict=True):
-                    self._kept.setdefault(self._key(operand, result), []).append(self._refs[result])
-
-    def _key(self, operand: Value, result: Value) -> tuple[int, Type | None]:
-        return id(self._refs[operand]), result.type
 
     def _others(self, op: Operation, turns: Sequence[SharedIteration]) -> None:
         """Account for the iterations that those of `turns` stand for: the slices that they take
@@ -433,7 +416,7 @@ class _Runner:
         gathers = [o for o in region.ops if is_ahead(o)]
         ahead = list(self._gather(gathers, 0, 0).values())
         self._region(region, gathers)
-        self._keep(gathers, 1)
+        self._kept.keep(gathers, 1, self._refs)
         end = self._step(op, (), counts=False)
         for ref in inputs:
             self._touch(ref, end, op.phase)
