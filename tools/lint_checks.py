@@ -34,7 +34,7 @@ _PACKAGE_INDEX = re.compile(r"--(?:(?:extra-)?index-url|find[-]links|trusted[-]h
 
 
 def machine_specific(line: str, own_paths: Sequence[str]) -> str:
-    """The part of a line that is valid on one machine only; empty if there is none."""
+    """The part of a line that is valid on one machine only, or an empty text."""
     for pattern in (_MACHINE_PATH, _PACKAGE_INDEX):
         if match := pattern.search(line):
             return match[0]

@@ -29,6 +29,7 @@ class PartRule(Record):
         "int",
         default=2,
         least=1,
+        most=26,  # their names end with a letter
         needs=("part",),
         rare=True,
     )

@@ -141,8 +141,8 @@ def _users(deps: Sequence[tuple[int, ...]]) -> list[list[int]]:
 
 def _indexed_deps(nodes: Sequence[TraceNode]) -> tuple[tuple[int, ...], ...]:
     index_of = {node.id: index for index, node in enumerate(nodes)}
-    found = ((index_of[d] for d in _deps(node) if d in index_of) for node in nodes)
-    return tuple(tuple(dict.fromkeys(places)) for places in found)
+    sources = ((index_of[d] for d in _deps(node) if d in index_of) for node in nodes)
+    return tuple(tuple(dict.fromkeys(each)) for each in sources)
 
 
 def _deps(node: TraceNode) -> tuple[int, ...]:

@@ -52,7 +52,7 @@ def for_mesh(machine: Machine, mesh: Mapping[str, int]) -> Machine:
 
 
 def _closed(ring: Level, changed: Mapping[str, Level], machine: Machine, ranks: int) -> Level:
-    """A ring without a number of ranks, around the units that a job of so many ranks uses."""
+    """A ring level without `ranks`, closed around the units that a job of `ranks` ranks uses."""
     inner = machine.network[-2:-1]
     joined = max((level.ranks or 1 for level in inner), default=1)
     below = max((changed.get(level.name, level).unit or 1 for level in inner), default=1)

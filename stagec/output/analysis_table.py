@@ -212,7 +212,7 @@ def print_serving(figures: dict[str, Any], out: Console) -> None:
     if figures["max_context"] is not None:
         made.add_row("longest context, of this batch", "", f"{figures['max_context']:,}")
     out.print(made)
-    rows = figures.get("ops")  # of pods there are none
+    rows = figures.get("ops")  # absent in the figures of pods
     if rows:
         out.print(_in_symbols(rows) if isinstance(rows[0]["calls"], str) else _ops(rows))
         for text in _ridges(rows):

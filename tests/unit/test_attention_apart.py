@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import analyse, stagec
+from tests.support import Outcome, analyse, stagec
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, WIDE, WORDS = 32, 4096, 32, 8, 128, 14336, 128_256
 BATCH, CONTEXT = 16, 1000
@@ -163,3 +163,20 @@ def test_what_unequal_groups_do_not_take_is_refused(flags: tuple[str, ...], text
     assert ran.code == 1
     assert text in ran.err
     assert "help: " in ran.err
+
+
+def test_no_part_of_a_batch_is_lost() -> None:
+    """FLOPs of both pods are those of the batch in one part, for as many parts as there are
+    names."""
+    step = ("--serve", "decode", "--batch", "52", "--context", "100", "--set", "L=2")
+
+    def run(count: int) -> Outcome:
+        part = ("--part", "x=feed-forward:", "--part-batches", str(count))
+        return stagec("analyze", "llama3-8b", *step, *part, "--json")
+
+    def flops(count: int) -> list[int]:
+        pods = json.loads(run(count).out)["pods"]
+        return [pods[name]["classes"][0]["flops"]["forward"] for name in ("main", "x")]
+
+    assert flops(1) == flops(2) == flops(26)
+    assert "27 is not in the range" in run(27).err
