@@ -44,8 +44,8 @@ def hand_over(
 ) -> None:
     """Give the backward region all values of the forward region that it uses, in place. With
     `keep_inputs` a recomputed block keeps its inputs until its backward ends, and is recomputed at
-    once. With `keep_idle`
-    values that the recompute list names are kept even if backward does not use them."""
+    once. With `keep_idle` values that the recompute list names are kept even if backward does not
+    use them."""
     _HandOver(registry, forward, back).run(keep_inputs=keep_inputs, keep_idle=keep_idle)
 
 
@@ -89,9 +89,8 @@ class _HandOver:
         self._inside: dict[Value, Value] = {}
         self._place = back.body.terminator  # recomputed operations go before this one
         self._listed = _listed(forward.body, self._what)
-        self._again: dict[
-            Operation, int
-        ] = {}  # recomputed operations, with their places in forward
+        #: Recomputed operations, with their places in forward.
+        self._again: dict[Operation, int] = {}
 
     def run(self, *, keep_inputs: bool, keep_idle: bool) -> None:
         for op in list(self._back.body.walk()):

@@ -22,6 +22,7 @@ from stagec.api import (
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Accumulates
 from stagec.ir.types import FLOATS
+from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.rope import RelativeBiasGrad, RotaryEmbedding
 from stagec.ir_spec.ops.softmax import SinkSoftmax, Softmax
@@ -132,8 +133,8 @@ def _is_masked(op: Operation) -> bool:
 
 
 def _takes_mask(op: Operation) -> bool:
-    """Whether an operation is a kernel with a mask, in forward or recomputed."""
-    return op.name == "stg.attention" and op.flag("mask") and op.phase in ("forward", "recompute")
+    """Whether an operation is a kernel with a mask, which runs in forward or again."""
+    return isinstance(op.definition, FlashAttention) and op.flag("mask")
 
 
 def _boolean_masks(kernels: Sequence[Operation]) -> Iterator[TensorType]:
