@@ -230,14 +230,14 @@ class StepTimes:
     def __call__(self, step: Step) -> int:
         """The nanoseconds of a step. Raises `DiagnosticError`."""
         step = step.together()
-        picoseconds = self._known.get(step)
-        if picoseconds is None:
+        nanoseconds = self._known.get(step)
+        if nanoseconds is None:
             job = self.modules.compiled(step)
             replay = ReplayOptions(graphs=self.graphs, measured=self.measured)
-            seconds = job.time(self.machine, replay)
-            picoseconds = max(1, ceil(seconds.step_seconds * SECOND / self.depth))
-            self._known[step] = picoseconds
-        return picoseconds
+            report = job.time(self.machine, replay)
+            nanoseconds = max(1, ceil(report.step_seconds * SECOND / self.depth))
+            self._known[step] = nanoseconds
+        return nanoseconds
 
     def __len__(self) -> int:
         """The number of distinct steps."""
