@@ -163,6 +163,7 @@ def _served(
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
+        stack=steps[DECODE].stack,
         ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
         two_pods=two_pods,
         prompt=steps[PREFILL].prompt or 0,
