@@ -140,7 +140,8 @@ def _copies(nodes: dict[str, Any]) -> str:
 
 
 def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
-    """The software, whether it fits, a row for each rank class, and the largest buffers of the worst one."""
+    """The software, whether it fits, a row for each rank class, and the largest buffers of the
+    worst one."""
     out, classes = console(stream), result["classes"]
     ranks = ranks_text(sum(e["ranks"] for e in classes), result["mesh"])
     out.print(f"{result['model']}, stack {result['stack']}, {ranks}")
