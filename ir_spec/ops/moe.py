@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
@@ -72,7 +72,7 @@ class Route(OpDef):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"route": self._with_wide_logits}
 
-    def _with_wide_logits(self, b: Builder, op: Operation, on_rank: LocalSize) -> None:
+    def _with_wide_logits(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> None:
         """Compute the logits from operands in fp32, as `DeepseekV3TopkRouter` of transformers
         does."""
         product = op.operands[0].producer
@@ -271,7 +271,7 @@ class Combine(OpDef):
         return {"expert_bias": self._biased_in_steps, "expert_weights": self._weighted_in_f32}
 
     def _weighted_in_f32(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """The outputs of experts are multiplied by their weights in fp32, which backward keeps:
         pytorch/torchtitan, torchtitan/models/moe/moe.py, `MoE.forward`,
@@ -286,7 +286,7 @@ class Combine(OpDef):
         return [b.value("stg.cast", [total], {"to": dtype}, hint=name)]
 
     def _biased_in_steps(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """The bias is added to the outputs of experts operation by operation, in fp32."""
         y, *others = op.operands

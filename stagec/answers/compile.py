@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of, verdict_on
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.formats.registry import BUILTIN
-from stagec.jobs.idle_flags import NO_GRAPHS, unscheduled, without_graphs
+from stagec.jobs.idle_flags import unscheduled, written_without_graphs
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
@@ -226,16 +226,11 @@ def _without_graphs(
     given: Mapping[str, Any], formats: Sequence[Format], pods: Pods
 ) -> Iterator[Diagnostic]:
     """A warning of `--no-graphs` where no file has the time of the step, or the step no graph."""
-    if given["graphs"]:
-        return
-    from stagec.formats.timeline.ranks import TimelineFormat
     from stagec.time.costs.software import Software
 
-    if not any(isinstance(each, TimelineFormat) for each in formats):
-        shown = " and ".join(each.name for each in formats)
-        yield Diagnostic(f"{NO_GRAPHS} on {shown}, which has no launches", severity="warning")
-        return
-    yield from without_graphs(Software.of(module) for module in pods.modules.values())
+    if not given["graphs"]:
+        software = (Software.of(module) for module in pods.modules.values())
+        yield from written_without_graphs(formats, software)
 
 
 def _refuse_steps(given: Mapping[str, Any]) -> None:

@@ -151,6 +151,9 @@ class Machine(Text):
     efficiency: Efficiency
     _file: str = PrivateAttr("")
 
+    def __repr__(self) -> str:
+        return f"<stagec machine: {self.name}, {self.title}>"
+
     @property
     def given(self) -> str:
         return self._file or self.name
