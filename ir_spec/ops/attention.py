@@ -1,7 +1,5 @@
 """Attention as one fused kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

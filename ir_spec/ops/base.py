@@ -1,7 +1,5 @@
 """Helpers of op definitions: pointwise rules, gradients by a single op, derived ops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from textwrap import fill
 from typing import ClassVar, TypeVar, cast

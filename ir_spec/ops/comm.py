@@ -6,8 +6,6 @@ dimension for each. The numeric exchange works on the local arrays of one group,
 group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Maximum, argmax and top-k, with their forms over a split dimension."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 The pass 'inline' expands them; later passes never see them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Ops that move or name data and compute nothing: reshape, permute, stack, place, gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar

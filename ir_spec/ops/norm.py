@@ -3,8 +3,6 @@
 The gradients recompute the row statistics from the input, so only the input is stashed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 

@@ -8,8 +8,6 @@ combines those of all parts, and the op uses them on its part:
     %n = stg.rmsnorm(%x, %scale, %squares) : bf16[B, S, D@tp]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

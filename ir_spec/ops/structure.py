@@ -1,7 +1,5 @@
 """Ops for the structure of a module: declarations, functions, repetition, accumulation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod

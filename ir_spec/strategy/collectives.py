@@ -1,7 +1,5 @@
 """Which kernels compute collectives, and in which order of elements."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 

@@ -1,7 +1,5 @@
 """How long gradients are alive, and of which rows of tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues

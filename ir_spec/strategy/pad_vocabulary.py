@@ -1,7 +1,5 @@
 """The padding of a vocabulary."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 

@@ -1,7 +1,5 @@
 """add-optimizer: appends gradient norm, clipping and the update of each parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Only this pass divides sizes by the sizes of axes: FLOPs and bytes become those 
 expressions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 from functools import partial

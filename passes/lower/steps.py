@@ -1,8 +1,6 @@
 """Products that run in steps and overlap with a collective: the work of each step, and the
 collective."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 

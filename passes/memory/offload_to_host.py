@@ -5,8 +5,6 @@ their first use in the backward repeat. Parameters and optimizer state are copie
 update and out after it; gradients are copied out when they are complete and in before each use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """place-buffers: gives every buffer the offset at which an allocator would put it."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, error, made_by

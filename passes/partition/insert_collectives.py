@@ -5,8 +5,6 @@ value has another placement, the pass inserts the steps of `Resharding.plan` bef
 Later users share them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 

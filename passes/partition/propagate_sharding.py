@@ -11,8 +11,6 @@ placement if fewer bytes move:
 If the result of the op has the placement of the pin, the constraint is removed again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

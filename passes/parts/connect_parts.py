@@ -1,7 +1,5 @@
 """connect-parts: turns values that cross between parts of a model into messages between ranks."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, error, evaluate, made_by

@@ -1,8 +1,6 @@
 """The cut of layers into attention, which stays with the rest of the model, and feed-forward, which
 is a part of its own."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Loc, Module, Operation, Value, const, error, made_by, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import renumber

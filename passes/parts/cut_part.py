@@ -1,8 +1,6 @@
 """cut-part: keeps one part of the model in a pod, and the ends of values that cross to other
 parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 

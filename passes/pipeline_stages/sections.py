@@ -5,8 +5,6 @@ on. Straight sections have even positions, repeats odd ones; backward runs over 
 in reverse. Pipeline stages are cut along positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum

@@ -10,8 +10,6 @@ parts (scatter-gather of Megatron-LM):
     %x = stg.all_gather[dim = 1, over = tp](%q) : bf16[B, S, D]
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -14,8 +14,6 @@ use, a stage keeps these operations of the step:
     %W_new = stg.adamw(%W, %g_W, %clip)    held, as %W is
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto

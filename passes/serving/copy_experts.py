@@ -1,7 +1,5 @@
 """copy-experts: adds redundant experts, copies of some of those among which the router chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import field, replace
 

@@ -1,8 +1,6 @@
 """draft-ahead: a step that verifies drafts also makes those of the next step, with the multi-token
 prediction module of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from stagec.api import Builder, Expr, Module, Operation, Pass, Phase, Value, error, made_by, symbol

@@ -1,8 +1,6 @@
 """draft-tokens: a decode step becomes several, each of which takes the token that the previous one
 chose."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

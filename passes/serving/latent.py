@@ -11,8 +11,6 @@ to the cache, and recomputes the rows of keys and values from all cached rows:
     %kn_rows = stg.einsum["bsc,chk->bshk"](%c_rows, %wk_b)             // [B, past + S, H, K]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.api import Operation, Value, error

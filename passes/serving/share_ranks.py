@@ -1,7 +1,5 @@
 """share-ranks: runs a draft model on the ranks of the model for which it drafts, before it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 

@@ -1,7 +1,5 @@
 """to-serving: turns the forward of training into a step of prefill or decode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial

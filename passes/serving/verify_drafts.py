@@ -1,8 +1,6 @@
 """verify-drafts: a decode step receives the tokens of a draft model, and sends back its own
 choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Pass, Phase, Value, const, error, made_by

@@ -15,8 +15,6 @@ function, under the path of the call. Options are resolved while a function is c
 (`stagec.passes.shapes.options`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count

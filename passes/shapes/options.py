@@ -10,8 +10,6 @@ stg.statics @rope[base = theta]                   (rope = (base = 100))
 %r = stg.rope[statics = rope](%y)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

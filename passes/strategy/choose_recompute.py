@@ -1,7 +1,5 @@
 """choose-recompute: writes on each repeat which values its backward recomputes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.api import Module, Operation, Pass, Phase, error, read_strategy

@@ -1,7 +1,5 @@
 """exchange-dimensions: moves a split to other dimensions around an op (Ulysses)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.api import (

@@ -1,7 +1,5 @@
 """expand-kernels: replaces ops that have no fused kernel by the operations that run instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """freeze-parameters: freezes the parameters that a strategy names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.api import Module, Pass, Phase, error, read_strategy

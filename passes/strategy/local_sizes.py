@@ -1,7 +1,5 @@
 """Sizes per rank, before values are split."""
 
-from __future__ import annotations
-
 from math import prod
 
 from stagec.api import Expr, Module, Strategy, evaluate

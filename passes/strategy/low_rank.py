@@ -1,8 +1,6 @@
 """Low-rank adapters beside products: the parameters that have one, the types of adapters, and the
 rules of the products with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

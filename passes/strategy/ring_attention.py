@@ -1,7 +1,5 @@
 """ring-attention: passes keys and values of attention over a split sequence round the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.api import (

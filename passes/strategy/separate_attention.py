@@ -1,8 +1,6 @@
 """separate-attention: puts attention of all layers on one pipeline stage, and feed-forward on the
 other."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Builder,
     Loc,

@@ -1,8 +1,6 @@
 """size-experts: capacity factors and loads of experts, and flags of the ops that dispatch rows to
 them."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Attr,
     Expr,

@@ -1,8 +1,6 @@
 """split-microbatches: makes the step a loop over microbatches, for gradient accumulation and
 pipelines."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Builder,
     DiagnosticList,

@@ -1,8 +1,6 @@
 """Counts of a lowered module: expressions per rank and step. Each op is visited once, however often
 it is repeated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias

@@ -6,8 +6,6 @@ time. Pipeline stages wait for each other's actions, and the optimizer starts af
 ranks of a class differ by their coordinates, times are those of the last one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

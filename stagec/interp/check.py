@@ -1,8 +1,6 @@
 """A numeric check around passes: a program must compute the same results before and after a
 pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import prod
 

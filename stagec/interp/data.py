@@ -1,7 +1,5 @@
 """Small sizes and random inputs for numeric checks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ With all axes of size 1, this is a single device. All values are float64: elemen
 sizes. Ranks that should agree are compared, so a missing or wrong collective is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as combinations

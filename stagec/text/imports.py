@@ -4,8 +4,6 @@ A path is relative to the folder of the importing text, or else to the library. 
 imported twice is read once. An imported text is a module of its own, and is verified by itself.
 """
 
-from __future__ import annotations
-
 import posixpath
 from contextlib import suppress
 from dataclasses import dataclass
