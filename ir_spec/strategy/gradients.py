@@ -34,20 +34,15 @@ class GradientsRule(Record):
             "of ZeRO-2 and 3: in each microbatch (each); once, behind the last one; once in a "
             "pipeline (staged)"
         ),
-        default="each",
         choices=REDUCED,
         metavar="each|once|staged",
         needs=("zero",),
-        rare=True,
-        software=True,
     )
     sums: str = flagged(
         "grad_sums",
         "A gradient is added to the sum of microbatches as it is (direct), or cast to the type of "
         "the sum before, by a kernel of its own (cast).",
         choices=SUMS,
-        rare=True,
-        software=True,
     )
     collective: str = flagged(
         "grad_collective",
@@ -55,8 +50,6 @@ class GradientsRule(Record):
         "all of them (all-reduce).",
         choices=COLLECTIVES,
         needs=("zero",),
-        rare=True,
-        software=True,
     )
 
 

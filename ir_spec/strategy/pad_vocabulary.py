@@ -16,7 +16,6 @@ class PadVocabularyRule(Record):
             "Megatron's --make-vocab-size-divisible-by does.",
             default=0,
             least=0,
-            tries=(),
             numerics=True,
             rare=True,
         ),

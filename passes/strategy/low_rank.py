@@ -4,7 +4,7 @@ rules of the products with them."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagec.api import Dim, Module, Operation, TensorType, Value, const, error
+from stagec.api import Dim, Module, Operation, TensorType, Value, const
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir_spec.ops.contraction import Einsum
@@ -21,23 +21,21 @@ def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
     parameter has, and for a parameter without products."""
     params = module.parameters()
     if rule.rank < 1:
-        raise error(f"an adapter has a rank of 1 or more, found {rule.rank}", rule.loc)
+        raise rule.error(f"an adapter has a rank of 1 or more, found {rule.rank}")
     for name in rule.targets:
         if name != ALL_LINEAR and not any(p.is_called(name) for p in params):
             known = {p.name.rpartition("/")[2] for p in params if _products(p)}
-            raise error(
+            raise rule.error(
                 f"the model has no parameter '%{name}'",
-                rule.loc,
                 remedy=did_you_mean(name, known) or f"choose some of {', '.join(sorted(known))}",
             )
     named = [param for param in params if rule.adapts(param)]
     adapted = [param for param in named if uses_inside(param)] or named  # a step may lack towers
     for param in adapted:
         if not _products(param):
-            raise error(
+            raise rule.error(
                 f"parameter %{param.name} is not used in a product, expected a stg.einsum "
                 "for an adapter",
-                rule.loc,
                 remedy="choose a parameter that is multiplied",
             )
     return adapted

@@ -21,7 +21,6 @@ from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
 from stagec.ir_spec.ops.pod_crossings import PodOp
 from stagec.ir_spec.ops.structure import joined_dim
-from stagec.support.diagnostics import error
 
 Locals = list[Array]
 _TOLERANCE = 1e-8
@@ -295,9 +294,8 @@ def run_module(
         s for a in module.main.body.args for d in a.tensor.dims for s in d.size.symbols
     } - env.keys()
     if missing:
-        raise error(
+        raise module.main.error(
             f"no value for {', '.join(sorted(missing))}",
-            module.main.loc,
             remedy=f"give them: --set {','.join(f'{m}=4' for m in sorted(missing))}",
         )
     return Interpreter(module, env, meet=meet).run(module.main, inputs)
