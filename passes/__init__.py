@@ -1,7 +1,5 @@
 """The built-in passes, ops and pipelines, registered as a plug-in like those of third parties."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """Attention as one fused kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -31,7 +29,6 @@ from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.rope import RotaryEmbedding
-from stagec.support.diagnostics import error
 
 _PARAMS = (
     *SCORES,
@@ -180,9 +177,8 @@ class FlashAttention(_Flash):
         if not step.is_tokens(q.size) or not step.is_tokens(keys.size):
             return None
         if not op.flag("causal"):
-            raise error(
+            raise op.error(
                 "attention without a causal mask reads later tokens, which do not exist yet",
-                op.loc,
                 remedy="serve a causal model",
             )
         span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)

@@ -3,8 +3,6 @@
 Dimension 1, of size 2, contains gate and up. Only these are stashed; backward recomputes the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ The products of experts are plain einsums with an expert factor. The load is bal
 docs/decisions/experts.md#015 explains why, and the effect on numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

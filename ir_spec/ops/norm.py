@@ -3,8 +3,6 @@
 The gradients recompute the row statistics from the input, so only the input is stashed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -22,7 +20,6 @@ from stagec.ir_spec.ops.base import gradients, stated
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot, row_length, row_sum
 from stagec.ir_spec.ops.structure import ratio
-from stagec.support.diagnostics import error
 
 _EPS = Param("eps", "ratio", "is added to the mean square or variance (default 1/100000)")
 _AFFINE = Param(
@@ -89,10 +86,9 @@ class WithVectors(RowOp):
     def rule(self, op: Operation) -> Rule:
         least = len(self.sides(op)[0])
         if len(op.operands) not in (least, least + self.sums):
-            raise error(
+            raise op.error(
                 f"'{op.name}' expects {least} operands with affine = {op.text('affine')}, or "
                 f"{self.sums} more for the statistics of rows, found {len(op.operands)}",
-                op.loc,
                 remedy="give the vectors of 'affine': weight and bias for full, weight for "
                 "scale, nothing for none",
             )

@@ -1,7 +1,5 @@
 """Products with quantized weights (8 bits or fewer), and the formats of these weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Positions inside attention: rotary embedding, temperature, and biases that depend on distance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Neighbouring computations that run as one kernel."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 

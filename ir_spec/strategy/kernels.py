@@ -1,7 +1,5 @@
 """Which kernels compute the ops of a model."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"

@@ -1,7 +1,5 @@
 """The optimizer, the form of its update, and the clipping of gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

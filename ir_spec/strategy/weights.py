@@ -1,7 +1,5 @@
 """The format in which weights of the blocks are stored in serving, and frozen ones in training."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged

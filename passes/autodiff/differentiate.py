@@ -42,7 +42,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     letters,
     made_by,
     read_strategy,
@@ -126,9 +125,8 @@ def differentiate(module: Module) -> None:
         return
     loss = _scalar_loss(func) if func.text("part", MAIN) == MAIN else None
     if not params and not is_part:
-        raise error(
+        raise func.error(
             f"@{func.symbol} has no parameters to train",
-            func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
     _TrainingStep(module, read_strategy(module), params).run(loss)
@@ -141,9 +139,8 @@ def _scalar_loss(func: Operation) -> Value:
     type_ = loss.type if loss is not None else None
     if loss is None or not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
         type_shown = "nothing" if loss is None else type_
-        raise error(
+        raise end.error(
             f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
-            end.loc,
             remedy="return a loss first, or compile without backward: --pipeline forward",
         )
     return loss
@@ -196,9 +193,8 @@ class _TrainingStep:
     ) -> Value:
         grad = tape.take(param, at_once=True)
         if grad is None:
-            raise error(
+            raise param.error(
                 f"parameter %{param.name} does not influence the loss",
-                param.loc,
                 remedy="use it, or drop the clause 'param'",
             )
         loc = made_by(PASS, param.loc)
@@ -221,9 +217,8 @@ class _TrainingStep:
         carry, count = op.integer("carry", 1), op.expr("count")
         given = [tape.take(r) for r in op.results[:carry]]
         if any(tape.has(r) for r in op.results[carry:]):
-            raise error(
+            raise op.error(
                 "stacked results of a repeat have no gradient yet",
-                op.loc,
                 remedy="return them beside the loss instead of using them for it",
             )
         live = self._live_carries(op, {i for i, g in enumerate(given) if g is not None})
@@ -267,9 +262,8 @@ class _TrainingStep:
         carry, count, region = op.integer("carry", 1), op.expr("count"), back.body
         carried = [inner.take(op.body.args[i]) for i in live]
         if any(c is None for c in carried):
-            raise error(
+            raise op.error(
                 "a carried value of this repeat does not influence what it yields",
-                op.loc,
                 remedy="do not carry it",
             )
         yields: list[Value] = [c for c in carried if c is not None]

@@ -1,7 +1,5 @@
 """emit: writes one execution trace per rank."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from pathlib import Path
 

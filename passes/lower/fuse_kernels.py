@@ -2,8 +2,6 @@
 compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import count
 

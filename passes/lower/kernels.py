@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.api import Expr, Operation, Region, Strategy, Value, call, const, error, total
+from stagec.api import Expr, Operation, Region, Strategy, Value, call, const, total
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.kernel import (
@@ -166,8 +166,7 @@ def _check_operands(region: Region, kernel: Sequence[Operation]) -> None:
 
 
 def _not_adjacent(op: Operation, first: Operation, but: str) -> Exception:
-    return error(
+    return op.error(
         f"'{op.name}' is fused with '{first.name}' in one kernel, but {but}",
-        op.loc,
         remedy="leave out 'fused', or let 'fuse-kernels' choose the kernels",
     )

@@ -4,8 +4,6 @@ Only this pass divides sizes by the sizes of axes: FLOPs and bytes become those 
 expressions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
@@ -21,7 +19,6 @@ from stagec.api import (
     Rule,
     Value,
     axis_size,
-    error,
     is_parameter,
     read_strategy,
     total,
@@ -246,9 +243,8 @@ class _Lowering:
             return
         (limit, culprit), *others = limits.items()
         if others or len(op.operands) != carried(op) or op.flag("reverse"):
-            raise error(
+            raise culprit.error(
                 f"'{culprit.name}' in plain order stands in a repeat that does more than carry",
-                culprit.loc,
                 remedy="put the steps of a ring into a repeat of their own, or use zigzag order",
             )
         self._loop(op, old, b, {"count": limit}, op.operands)

@@ -1,12 +1,10 @@
 """Products that run in steps and overlap with a collective: the work of each step, and the
 collective."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from stagec.api import Expr, Facts, Operation, Value, call, error, is_parameter
+from stagec.api import Expr, Facts, Operation, Value, call, is_parameter
 from stagec.ir.builder import RawAttr
 from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime, Repeats
@@ -111,9 +109,8 @@ def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
     axes = gathers[0].over
     if any(g.over != axes for g in gathers):
         over = (f"%{op.operands[g.operand].name} over {', '.join(g.over)}" for g in gathers)
-        raise error(
+        raise op.error(
             f"'{op.name}' gathers {' and '.join(over)} itself, expected the same axes",
-            op.loc,
             remedy="gather one of them before, with stg.sharding_constraint",
         )
     return axes
@@ -143,9 +140,8 @@ def one_axis(op: Operation) -> str:
     """The axis of the mesh along which an op sends. Raises `DiagnosticError` for several."""
     axis, *more = op.names("over")
     if more:
-        raise error(
+        raise op.error(
             f"'{op.name}' goes round the axes {', '.join((axis, *more))}, expected one axis",
-            op.loc,
             remedy="split the sequence over one axis of the mesh, or lay it out with --mesh",
         )
     return axis

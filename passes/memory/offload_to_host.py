@@ -5,8 +5,6 @@ their first use in the backward repeat. Parameters and optimizer state are copie
 update and out after it; gradients are copied out when they are complete and in before each use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -22,7 +20,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     made_by,
     read_strategy,
 )
@@ -115,9 +112,8 @@ def offload_to_host(module: Module, strategy: Strategy) -> None:
             continue
         if pattern not in OFFLOAD:
             known = {part for path in copies.paths for part in (path, *path.split("/"))}
-            raise error(
+            raise rule.error(
                 f"no value that can be offloaded matches '{pattern}'",
-                rule.loc,
                 remedy=did_you_mean(pattern, known)
                 or f"choose {', '.join(OFFLOAD)}, or names of values; 'stagec memory' lists them",
             )
@@ -127,9 +123,8 @@ def offload_to_host(module: Module, strategy: Strategy) -> None:
             )
     in_backward = strategy.optimizer.form == "in_backward"
     if in_backward and any(p.startswith(("gradients", "parameters")) for p in copies.made):
-        raise error(
+        raise rule.error(
             "updates in backward need parameters and gradients on the device",
-            rule.loc,
             remedy="choose --offload optimizer or activations, or another --optimizer-form",
         )
 
@@ -211,9 +206,8 @@ def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
     for user, slot in users:
         if any(u.has(Recalls) for u, _ in user.body.args[slot].uses):
             what = read_strategy(copies.module).recompute
-            raise error(
+            raise what.error(
                 f"%{value.name}, which only some layers stash, cannot be offloaded",
-                what.loc,
                 remedy="recompute in all layers or in none, or name other values in stg.offload",
             )
     _store_slices(copies, repeat, index, stacks, share)

@@ -1,7 +1,5 @@
 """copy-gradients: reduces the gradients of a ZeRO-3 unit in a buffer of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

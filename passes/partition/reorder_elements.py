@@ -1,7 +1,5 @@
 """reorder-elements: adds the copies of collectives along dimensions other than the first."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Gradient

@@ -16,7 +16,6 @@ from stagec.api import (
     Relation,
     Value,
     const,
-    error,
     evaluate,
     made_by,
     product,
@@ -304,10 +303,9 @@ class _Blocks:
             number = evaluate(size, env)
             whole = gcd(number, block)
             if number > block and whole * _SMALLEST < block:
-                raise error(
+                raise self._op.error(
                     f"dimension {size} = {number} of a weight is not a multiple of the block size "
                     f"{block}",
-                    self._op.loc,
                     remedy="choose another block size or format",
                 )
             block = whole if number > block else number

@@ -1,7 +1,5 @@
 """expand-attention: replaces fused attention by its products and the softmax between them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from stagec.api import (

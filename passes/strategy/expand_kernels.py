@@ -1,21 +1,9 @@
 """expand-kernels: replaces ops that have no fused kernel by the operations that run instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Strategy,
-    error,
-    made_by,
-    read_strategy,
-)
+from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.gated import IN_PLACE
 from stagec.ir_spec.ops.layout import PartOf, Unbind
@@ -78,9 +66,8 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
     for name in rule.eager:
         if name not in known:
             names = ", ".join(sorted(known))
-            raise error(
+            raise rule.error(
                 f"'{name}' cannot run operation by operation, expected {names}",
-                rule.loc,
                 remedy=did_you_mean(name, known)
                 or "leave it out: all other ops are single kernels",
             )

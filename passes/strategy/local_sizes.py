@@ -1,7 +1,5 @@
 """Sizes per rank, before values are split."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """pad-vocabulary: rounds the size of the vocabulary up to a multiple that a strategy states."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase, Strategy, read_strategy
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 

@@ -125,9 +125,8 @@ class Family:
         mesh = self._module.mesh
         names = (*self._module.symbols, *(mesh.axes if mesh else ()))
         if missing := [n for n in names if n not in complete]:
-            raise error(
+            raise self._module.root.error(
                 f"no value for {', '.join(missing)}",
-                self._module.root.loc,
                 remedy="give each of them a value, here or in the text",
             )
 

@@ -146,10 +146,9 @@ class JobBuilder:
         if not rule.count:
             return
         if self.serving is None:
-            raise error(
+            raise rule.error(
                 "redundant experts need a step of serving: training would give each copy weights "
                 "of its own",
-                rule.loc,
                 remedy="add --serve, or leave out stg.redundant_experts (--redundant-experts)",
             )
         if experts is not None:
@@ -320,7 +319,7 @@ class JobBuilder:
         ops = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
         wanted = [o for o in ops if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
-            raise error(f"{source.name} has no 'stg.strategy'", op.loc, remedy=_FORM)
+            raise op.error(f"{source.name} has no 'stg.strategy'", remedy=_FORM)
         for o in wanted:
             if o.parent:
                 o.parent.ops.remove(o)
@@ -331,9 +330,8 @@ class JobBuilder:
         mesh = next(op for op in (*given, *module.ops("stg.mesh")) if op.name == "stg.mesh")
         for axis, size in self._axes().items():
             if axis not in mesh.attrs:
-                raise error(
+                raise mesh.error(
                     f"the mesh has no axis '{axis}'",
-                    mesh.loc,
                     remedy=f"its axes are: {', '.join(mesh.attrs) or 'none'}",
                 )
             mesh.attrs[axis] = True if size is None else const(size)

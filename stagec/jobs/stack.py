@@ -129,7 +129,7 @@ def _chain(name: str, session: Session, registry: Registry) -> list[Operation]:
 def _parsed(source: Source, registry: Registry) -> Operation:
     op = parse_op(source, registry)
     if op.name != StackOp.name:
-        raise error(f"expected '{StackOp.name}', found '{op.name}'", op.loc, remedy=_FORM)
+        raise op.error(f"expected '{StackOp.name}', found '{op.name}'", remedy=_FORM)
     problems = DiagnosticList()
     seen: set[tuple[str, str]] = set()
     for each in op.body.ops:

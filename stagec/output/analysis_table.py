@@ -1,8 +1,6 @@
 """Tables of an analysis: what the ranks of a class do in a step, and what they hold; of a step of
 serving also what bounds its ops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 

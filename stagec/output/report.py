@@ -1,7 +1,5 @@
 """What an answer is: data, a text for people, rows for data frames. One place shows it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

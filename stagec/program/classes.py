@@ -33,7 +33,6 @@ from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll
 from stagec.schedule.attached import StageRows, joined_axis, stages_of
-from stagec.support.diagnostics import error
 
 #: What a graph is unrolled with.
 _Given = tuple[Mapping[str, int], Order, Mapping[Channel, int], Layered | None, Templates]
@@ -115,10 +114,8 @@ def rank_classes(module: Module) -> list[RankClass]:
     value."""
     graphs = module.graphs
     if not graphs:
-        raise error(
-            f"module @{module.name} has no et.graph",
-            module.root.loc,
-            remedy="run 'lower-to-trace' first",
+        raise module.root.error(
+            f"module @{module.name} has no et.graph", remedy="run 'lower-to-trace' first"
         )
     env = module.env
     known = dict(plain(env))

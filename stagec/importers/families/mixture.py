@@ -1,7 +1,5 @@
 """Decoders with mixtures of experts over grouped-query attention."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The rates of dropout of a configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 

@@ -1,8 +1,6 @@
 """Keys of configurations that do not change the computation of a training step, for all
 families."""
 
-from __future__ import annotations
-
 #: Names, versions and files.
 _ABOUT = (
     "architectures auto_map _name_or_path name_or_path model_type transformers_version "
