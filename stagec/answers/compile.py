@@ -21,6 +21,7 @@ from stagec.jobs.request.machine import (
     USED_RANKS,
     machine_of,
     on_machine,
+    own_machine,
     rate_options,
     rated_machine,
 )
@@ -174,7 +175,8 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     if durations is not None and given["machine"] is not None:
         for pod, counts in each.items():
             peak = looks[pod].peak.result
-            counts.update(verdict_on(durations.machine, counts["mesh"], peak, session))
+            own = own_machine(pods.builders[pod].options, durations.machine)
+            counts.update(verdict_on(own, counts["mesh"], peak, session))
     result = analysis_of(options, each, each)
     compiled = time.perf_counter() - began
     written: list[Written] = []

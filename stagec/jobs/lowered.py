@@ -181,6 +181,6 @@ def _worst_fit(
     """The fit of the job with least memory left; None if one of them has no memory plan."""
     from stagec.analysis.memory_fit import memory_fit
 
-    each = zip(jobs, peaks, strict=True)
-    fits = [memory_fit(machine, job.mesh, peak) for job, peak in each if peak is not None]
+    each = ((job, peak) for job, peak in zip(jobs, peaks, strict=True) if peak is not None)
+    fits = [memory_fit(j.software.machine_of(machine), j.mesh, peak) for j, peak in each]
     return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None

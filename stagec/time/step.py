@@ -25,7 +25,7 @@ from stagec.time.clock.hosts import HostTimes, delay_kernels
 from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
-from stagec.time.costs.nodes import CostTable, picoseconds
+from stagec.time.costs.nodes import CostTable, PodEnd, picoseconds
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
 from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
@@ -278,6 +278,10 @@ class Issued:
         """Empty, since there is one job."""
         return {}
 
+    def elsewhere(self, machine: Machine, own: Machine) -> Mapping[str, PodEnd]:
+        """Empty, since there is one job."""
+        return {}
+
     @cached_property
     def members(self) -> list[Ints]:
         """The ranks of each class."""
@@ -345,6 +349,10 @@ class IssuedStep(Protocol):
         """The levels of the network between those of the jobs that are pods."""
         ...
 
+    def elsewhere(self, machine: Machine, own: Machine) -> Mapping[str, PodEnd]:
+        """The ends of messages of a job on its `own` machine to pods on other ones."""
+        ...
+
     def graph(
         self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
     ) -> StepGraph:
@@ -369,7 +377,8 @@ def step_time(
 ) -> StepTime:
     """Replay a job on a machine. Without `communicates`, collectives and messages take no time.
     `pods` has the levels of the network to pods that are not replayed; messages to a pod without a
-    level take no time. `table` constructs the cost table of a job.
+    level take no time. `table` constructs the cost table of a job. Jobs may have machines of their
+    own (`stg.machine`); streams, interference and rendezvous are those of `machine`.
 
     There are two clocks: that of the devices, and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step takes as long as the
@@ -382,9 +391,18 @@ def step_time(
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
-    levels = {**pods, **issued.between(machine)}
-    costed = partial(table, machine, replay=replay, communicates=communicates, pods=levels)
-    tables = [costed(mesh=job.mesh, software=job.software) for job in issued.jobs]
+    costed = partial(table, replay=replay, communicates=communicates)
+    machines = [job.software.machine_of(machine) for job in issued.jobs]
+    tables = [
+        costed(
+            own,
+            mesh=job.mesh,
+            software=job.software,
+            pods={**pods, **issued.between(own)},
+            elsewhere=issued.elsewhere(machine, own),
+        )
+        for job, own in zip(issued.jobs, machines, strict=True)
+    ]
     efficiency = machine.efficiency
     waiting = efficiency.rendezvous
     graph = issued.graph(
@@ -397,8 +415,8 @@ def step_time(
     spent = [
         HostTimes(0)
         if not hosts or (replay.graphs and job.software.is_graph)
-        else _spent(job, machine, communicates)
-        for job in issued.jobs
+        else _spent(job, own, communicates)
+        for job, own in zip(issued.jobs, machines, strict=True)
     ]
     if any(each.waits != NEVER for each in spent):
         of_jobs = zip(issued.jobs, spent, strict=True)

@@ -435,6 +435,8 @@ class JobFlags(TypedDict, total=False):
     #: With a part that has the feed-forward: parts of the batch that take turns in each layer, so
     #: that both pods compute (default 2).
     part_batches: int | None
+    #: In the flags of a --part: the machine of its ranks, as --machine (default: that of the job).
+    on_machine: str | None
     #: Passes to run (default: train; forward if no argument is a param), such as
     #: 'train,+after(infer-shapes):my-pass'.
     pipeline: str | None

@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import dataclass
 from math import inf, isfinite, prod
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -99,10 +100,15 @@ class _Distances:
     messages: Mapping[Way, Level]
 
 
+#: A machine, and the level of its network that joins its pod to others.
+PodEnd: TypeAlias = tuple[Machine, Level]
+
+
 class CostTable:
     """The costs of the nodes of a job on a machine, each computed once. `pods` has the levels of
-    the network to other pods; messages to a pod without a level take no time. `software` says with
-    which constants the machine runs."""
+    the network to other pods; messages to a pod without a level take no time. A message to one that
+    runs `elsewhere` takes as long as on the slower of both machines. `software` says with which
+    constants the machine runs."""
 
     def __init__(
         self,
@@ -112,9 +118,10 @@ class CostTable:
         replay: ReplayOptions = USUAL,
         communicates: bool = True,
         pods: Mapping[str, Level] = MappingProxyType({}),
+        elsewhere: Mapping[str, PodEnd] = MappingProxyType({}),
         software: Software | None = None,
     ) -> None:
-        self._pods = pods
+        self._pods, self._elsewhere = pods, elsewhere
         self._communicates, self._measured = communicates, replay.measured or Measurements()
         #: How many kernels and collectives were matched, interpolated, and modelled.
         self.ways: Counter[int] = Counter()
@@ -184,9 +191,10 @@ class CostTable:
             level = self._pods.get(node.over) if crosses_pods(node.op) else spans.messages[way]
             if level is None:
                 return Cost(0)
-            key: Hashable = "message", node.size, level.name
+            other = self._elsewhere.get(node.over) if crosses_pods(node.op) else None
+            key: Hashable = "message", node.size, level.name, other and node.over
             if key not in self._known:
-                self._known[key] = self._message(node.size, level)
+                self._known[key] = self._message(node.size, (self._machine, level), other)
             return self._known[key]
         number = spans.groups[node.group]
         beside = self._overlap and not node.blocking
@@ -198,13 +206,15 @@ class CostTable:
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
 
-    def _message(self, size: int, level: Level) -> Cost:
-        time = picoseconds(message_seconds(self._machine, size, level))
+    def _message(self, size: int, *ends: PodEnd | None) -> Cost:
+        def slower(size: int) -> int:
+            each = (message_seconds(end[0], size, end[1]) for end in ends if end is not None)
+            return picoseconds(max(each))
+
         waiting = self._machine.efficiency.rendezvous
         if waiting is None or size <= waiting.above:
-            return Cost(time)
-        there = picoseconds(message_seconds(self._machine, waiting.handshake, level))
-        return Cost(time, handshake=there)
+            return Cost(slower(size))
+        return Cost(slower(size), handshake=slower(waiting.handshake))
 
     def _collective(self, node: Node, over: Sequence[Span]) -> float:
         kind, size = node.kind, node.size
