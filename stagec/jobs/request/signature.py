@@ -404,7 +404,7 @@ class JobFlags(TypedDict, total=False):
     weight_block: int | None
     #: Which weights have this type (auto: in a model with experts mxfp4 and nvfp4 in all but
     #: attention, int4 in experts that a router chooses; otherwise in all blocks).
-    weight_parts: Literal["auto", "all", "feed-forward", "experts"] | None
+    weight_parts: Literal["auto", "all", "feed-forward", "outputs", "experts"] | None
     #: The format in which experts are filled up with columns where ranks have no whole blocks of
     #: them.
     fill_experts: Literal["none", "mxfp4"] | None
