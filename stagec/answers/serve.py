@@ -44,6 +44,7 @@ from stagec.jobs.step_timer import StepTimer
 from stagec.support.diagnostics import DiagnosticError, error
 
 if TYPE_CHECKING:
+    from stagec.analysis.figures import MemoryFigures
     from stagec.machines import Machine
 
 Figures = TypeVar("Figures")
@@ -287,12 +288,13 @@ def _rows(
     stages, groups = steps_in_flight(decode), groups_of(decode)
     problems: list[tuple[int, DiagnosticError]] = []
     fits_once = False
+    prompts = [] if two_pods else _figures_of_pods(options[PREFILL], prefill.sequences, session)
     doubled = (groups << power for power in range(LARGEST.bit_length()))
     for batch in wanted or takewhile(LARGEST.__ge__, doubled):
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit, reserved = decode_step(job, timer, session, whole, end)
+            report, fit, reserved = decode_step(job, timer, session, whole, end, prompts)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -323,6 +325,17 @@ def _rows(
         raise problems[0][1]
     if wanted:
         session.remark(*(f"--batches {batch} is left out: {why}" for batch, why in problems))
+
+
+def _figures_of_pods(
+    prefill: JobOptions, sequences: int, session: Session
+) -> list[Sequence[MemoryFigures]]:
+    """The figures of the steps of a prompt on pods that decode too: those of parts of each layer;
+    empty for other servers."""
+    from stagec.jobs.lowered import job_costs
+
+    chunks = prompt_chunks(prefill.changed(batch=sequences)) if of_layers(prefill) else ()
+    return [job_costs(chunk, session).figures().each for chunk in chunks]
 
 
 def _rounding_caution(batch: int, whole: int) -> Iterator[str]:

@@ -14,6 +14,7 @@ from stagec.jobs.figures import CompiledJob
 from stagec.jobs.planned import Looks
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
+from stagec.jobs.request.machine import own_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import PLAN, Hooks
@@ -173,6 +174,19 @@ def job_costs(options: JobOptions, session: Session | None = None) -> CompiledJo
     if has_pods(options):
         return LoweredJob.of(options, session, figures=True)
     return CompiledJob.of(options, session)
+
+
+def rooms_of(job: CompiledJob | LoweredJob, machine: Machine) -> list[int]:
+    """The bytes that a rank may use on its machine, for each of `figures().each`. Raises
+    `DiagnosticError`."""
+    from stagec.analysis.memory_fit import room_of
+
+    figures = job.figures()
+    if isinstance(job, CompiledJob) or not figures.pods:
+        return [room_of(machine, figures.mesh)]
+    pods = job.pods.builders
+    own = {pod: own_machine(pods[pod].options, machine) for pod in figures.pods}
+    return [room_of(own[pod], each.mesh) for pod, each in figures.pods.items()]
 
 
 def _worst_fit(

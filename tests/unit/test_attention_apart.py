@@ -98,6 +98,26 @@ def test_servers_decode_so(pods: tuple[str, ...]) -> None:
     assert not pods or point["tpot"] == pytest.approx(step["step_seconds"])
 
 
+def test_a_step_of_prompts_has_room_beside_the_caches() -> None:
+    """Attention has the caches of all sequences while it computes prompts, and feed-forward only
+    what prompts need, on ranks that are not split by sequences too."""
+    model = ("llama3-8b", "--set", "L=2", "--part", "x=feed-forward: tp=2")
+    load = ("--prompt", "16000", "--output-tokens", "2", "--batches", "4")
+    ran = stagec("serve", *model, *load, "--machine", "h100-sxm", "--json")
+    (point,) = json.loads(ran.out)["points"]
+    peaks: dict[str, dict[str, int]] = {}
+    for step in (("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")):
+        counted = stagec("memory", *model, "--serve", step[0], "--batch", *step[1:], "--json")
+        pods = json.loads(counted.out)["pods"]
+        peaks[step[0]] = {n: each["classes"][0]["peak"] for n, each in pods.items()}
+        if step[0] == "prefill":
+            (caches,) = (c["caches"] for c in [pods["main"]["classes"][0]["categories"]])
+    held = 4 * (16001 + 1) * 2 * 2 * 2 * KV_HEADS * HEAD
+    main = max(peaks["decode"]["main"], peaks["prefill"]["main"] - caches + held)
+    assert point["memory_peak"] == pytest.approx(max(main, *peaks["prefill"].values()), rel=1e-3)
+    assert point["memory_peak"] > 1.05 * peaks["decode"]["main"]
+
+
 def pods(apart: str, dp: int) -> list[dict[str, Any]]:
     """The pods of a step of decode of Llama 3 8B with feed-forward on other ranks."""
     step = ("--serve", "decode", "--batch", str(BATCH), "--context", str(CONTEXT))
