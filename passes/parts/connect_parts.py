@@ -84,7 +84,7 @@ def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) 
         try:
             size = evaluate(dim.local, module.env)
         except NotAnIntegerError as problem:  # parts of a batch that take turns
-            raise error(f"{way} cannot cross: {problem}", op.loc, remedy=remedy) from None
+            raise op.error(f"{way} cannot cross: {problem}", remedy=remedy) from None
         if size % cuts:
             what = f"dimension {d} has {size} on a rank, and crosses in {cuts} parts"
             raise op.error(f"{way} cannot cross: {what}", remedy=remedy)
