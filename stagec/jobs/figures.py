@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
@@ -31,7 +31,7 @@ _structures: dict[Hashable, Compiles] = {}
 _MOST_KEPT, _MOST_NODES = 160, 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledJob:
     """A job whose structure is compiled once in a process. `again` compiles it with figures, if the
     compile no longer has them."""
@@ -62,7 +62,7 @@ class CompiledJob:
         """The one step of the job, by the empty name; `LoweredJob` may have several steps."""
         return {"": self}
 
-    @property
+    @cached_property
     def issued(self) -> Mapping[str, Issued]:
         """What its ranks issue, by the empty name."""
         return {"": self.compiled.issued(self.values)}

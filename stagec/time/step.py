@@ -17,7 +17,7 @@ from stagec.ir.queries import Queries, TrackedValues
 from stagec.ir_spec.strategy.hosts import NEVER
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
-from stagec.program.groups import GroupAxes, Groups, number_groups
+from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Node, Program
 from stagec.program.sizes import Resizable, what_it_does
 from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
@@ -26,6 +26,7 @@ from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, PodEnd, picoseconds
+from stagec.time.costs.on_mesh import OnMesh
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
 from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
@@ -60,6 +61,13 @@ class _Programs:
         self.size = sum(map(len, self.programs))
         self._graphs: dict[Hashable, StepGraph] = {}
         self._hosts: tuple[Hashable, ClockedStep] | None = None
+        self._on_mesh: OnMesh | None = None
+
+    def on(self, mesh: Mapping[str, int]) -> OnMesh:
+        """What the classes have on a mesh; that of the last mesh is kept."""
+        if self._on_mesh is None or self._on_mesh.mesh != mesh:
+            self._on_mesh = OnMesh(self.classes, mesh)
+        return self._on_mesh
 
     def _numbered(self) -> list[tuple[list[int], Ints]]:
         known: dict[Hashable, int] = {}
@@ -244,19 +252,12 @@ class Issued:
     def costs(self, table: CostTable) -> NodeCosts:
         """The costs of the prototypes of all classes, computed once for each sample."""
         computations = table.prepare(self.samples)
-        known: dict[tuple[int, int], int] = {}
-        rows: list[Cost] = []
-        places: list[Ints] = []
-        for each, ranks, numbers in zip(
-            self.classes, self.members, self._programs.numbers, strict=True
-        ):
-            key, cost = table.of_class(ranks, self.groups, each.groups, each.ways)
-            used, place = numbers
-            for i in used:
-                if known.setdefault((key, i), len(rows)) == len(rows):
-                    rows.append(computations[i] if i in computations else cost(self.samples[i]))
-            places.append(np.array([known[key, i] for i in used])[place])
-        return NodeCosts.of(rows).take(np.concatenate(places))
+        pairs, places = self._on_mesh.costed(self._programs.numbers, table)
+        rows = [
+            computations[i] if i in computations else table.cost(self.samples[i], distances)
+            for distances, i in pairs
+        ]
+        return NodeCosts.of(rows).take(places)
 
     def executed(self, number: int, nodes: ClassNodes, of: Callable[[Node], int]) -> int:
         """The sum of a figure over all nodes that the compute stream of a class runs, in the sizes
@@ -283,15 +284,18 @@ class Issued:
         return {}
 
     @cached_property
+    def _on_mesh(self) -> OnMesh:
+        return self._programs.on(self.mesh)
+
+    @property
     def members(self) -> list[Ints]:
         """The ranks of each class."""
-        return [each.members(self.mesh) for each in self.classes]
+        return self._on_mesh.members
 
-    @cached_property
+    @property
     def groups(self) -> Groups:
         """The numbered communicator groups."""
-        used = zip((each.groups for each in self.classes), self.members, strict=True)
-        return number_groups(self.mesh, used)
+        return self._on_mesh.groups
 
 
 @dataclass(frozen=True)
