@@ -266,7 +266,21 @@ class Combine(OpDef):
         return [dys, None, *dws]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {"expert_bias": self._biased_in_steps, "expert_weights": self._weighted_in_f32}
+        return {
+            "expert_bias": self._biased_in_steps,
+            "expert_weights": self._weighted_in_f32,
+            "expert_rows": self._restored_in_steps,
+        }
+
+    def _restored_in_steps(
+        self, b: Builder, op: Operation, on_rank: LocalSize
+    ) -> Sequence[Value] | None:
+        """Rows are put back into the order of tokens, which backward undoes in copies
+        (huggingface/transformers, integrations/moe.py, `grouped_mm_experts_forward`)."""
+        if _STEPS.name in op.attrs or len(op.operands) < 3:
+            return None
+        attrs: dict[str, RawAttr] = {**op.attrs, _STEPS.name: True}
+        return [b.value(self.name, op.operands, attrs, hint=op.result.name)]
 
     def _weighted_in_f32(
         self, b: Builder, op: Operation, is_one: IsOneOnRank
@@ -402,7 +416,7 @@ class CombineWeightsGrad(OpDef):
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"] * (1 + self._buffers(op))
+        return ["f32"] + [op.operands[1].tensor.dtype] * self._buffers(op)
 
     def _buffers(self, op: Operation) -> int:
         return 2 if op.flag(_STEPS.name) else 0

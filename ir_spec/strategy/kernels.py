@@ -47,9 +47,9 @@ class KernelsRule(Record):
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
-            "expert_bias, expert_weights, scaled_rope, complex_rope, alibi, sinks, softcap; or "
-            "none of a stack's (none); gate_in_place: as kernels of a compiler overwrite gate and "
-            "up. Backward keeps the tensors that each operation saves.",
+            "expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, "
+            "softcap; or none of a stack's (none); gate_in_place: as kernels of a compiler "
+            "overwrite gate and up. Backward keeps the tensors that each operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -138,9 +138,10 @@ class KernelsOp(Statement):
     of torchtitan's Llama models. `clamp`: the limits of a gated activation are applied to gate and
     up separately, and the results are concatenated for the kernel of the activation; backward keeps
     these in addition to the clamped values. `expert_bias`: the bias of the results of experts,
-    times the weights of their rows, is added in fp32 (`stg.expert_bias`). `scaled_rope`: rotations
-    that multiply by a factor (YaRN), as products with cosines and sines. `complex_rope`: rotations
-    as products of complex numbers, in fp32 (torchtitan), for `elementwise`. `gelu`, `layernorm`,
+    times the weights of their rows, is added in fp32 (`stg.expert_bias`). `expert_rows`: backward
+    of the sum over experts copies rows three times (transformers). `scaled_rope`: rotations that
+    multiply by a factor (YaRN), as products with cosines and sines. `complex_rope`: rotations as
+    products of complex numbers, in fp32 (torchtitan), for `elementwise`. `gelu`, `layernorm`,
     `route`: the code of some models has no kernel for them, but computes them in fp32 or with a
     separate product (attributes of ops: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
     part of a product keeps the whole product. `alibi`, `sinks`, `softcap`: attention with a bias by
