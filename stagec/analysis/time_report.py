@@ -176,7 +176,8 @@ def time_report(
     )
     meshes = [job.mesh for job in issued.jobs]
     kernels = list(dict.fromkeys(filter(None, (_attention(job, machine) for job in issued.jobs))))
-    blocks = dict.fromkeys(job.software.kernels.blocks for job in issued.jobs)
+    rules = [job.software.kernels for job in issued.jobs]
+    blocks = dict.fromkeys(kernel for rule in rules for kernel in (rule.blocks, rule.experts))
     used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
     return TimeReport(
         model=model,
