@@ -107,8 +107,8 @@ class JobFlags(TypedDict, total=False):
     #: Each rank of tp has all of the shared experts, as in SGLang with SGLANG_SHARED_EXPERT_TP1,
     #: where blocks of low-bit weights do not divide.
     whole_shared_experts: bool | None
-    #: On which devices products of experts in 4 bits order tokens, compute the activation behind
-    #: them and cast its result.
+    #: On which devices products of experts in mxfp4 and nvfp4 order tokens, compute the activation
+    #: behind them and cast its result.
     fuse_experts: Literal["none", "blackwell"] | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
