@@ -3,7 +3,7 @@
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"
-MARLIN, FLASHINFER = "marlin", "flashinfer"
+MARLIN, FLASHINFER, TRITON_BLOCKS = "marlin", "flashinfer", "triton_blocks"
 CLEARED = "cleared"
 #: A server has adapters for all linear modules, because the engine cannot know which are used.
 ALL_MODULES = "all"
@@ -39,6 +39,13 @@ class KernelsRule(Record):
         "The kernel that multiplies weights in blocks of fp8, but for those of experts: that of "
         "FlashInfer on Blackwell, or the one with which the machine was measured (device).",
         choices=(DEVICE, FLASHINFER),
+        beside=("weight_dtype",),
+    )
+    experts: str = flagged(
+        "expert_kernel",
+        "The kernel that multiplies weights of experts in blocks of fp8: that of Triton with its "
+        "default blocks, or the one with which the machine was measured (device).",
+        choices=(DEVICE, TRITON_BLOCKS),
         beside=("weight_dtype",),
     )
     eager: tuple[str, ...] = parameter(
@@ -125,7 +132,11 @@ class KernelsOp(Statement):
     `blocks = flashinfer` they are those of FlashInfer on Blackwell (`gemm_fp8_nt_groupwise` of
     trtllm-gen), which keep up with few rows only: SGLang has them where its environment says
     SGL_ENABLE_JIT_DEEPGEMM=false (srt/layers/quantization/fp8_utils.py). Products of experts have
-    kernels of their own.
+    kernels of their own. With `experts = triton_blocks` they are those of Triton, which vLLM has on
+    Hopper unless ranks have whole experts, and on Blackwell with VLLM_USE_FLASHINFER_MOE_FP8=0 and
+    VLLM_MOE_USE_DEEP_GEMM=0 (fused_moe/oracle/fp8.py: `_get_priority_backends`), and SGLang on
+    Hopper. Shapes for which an engine ships tuned blocks, such as DeepSeek on Hopper, are up to
+    twice as fast, as the machine's own kernel.
 
     The ops that `eager` names become the operations that PyTorch runs without a compiler and
     without a library kernel for the whole op (`expand-kernels`). Backward then keeps the tensors

@@ -53,13 +53,15 @@ class KernelForms:
     experts, and products that expand 4-bit weights. Marlin expands integers (vLLM,
     `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`); mxfp4 of experts is
     expanded by Triton kernels unless the strategy asks for `marlin`.
-    `blocks` is the kernel of other products in 8 bits."""
+    `expert_blocks` is the kernel of experts in 8 bits, `blocks` that of other products in 8 bits.
+    """
 
     attention: str
     experts: bool
     fused: bool
     marlin: bool
     blocks: str
+    expert_blocks: str
     torch: bool
     cast: str
 
@@ -73,8 +75,8 @@ class KernelForms:
         torch = kernels.elementwise == TORCH
         autocast = strategy.one(AutocastRule)
         cast = autocast.to if autocast.on else ""
-        marlin, blocks = kernels.expands == MARLIN, kernels.blocks
-        return cls(attention, experts, fused, marlin, blocks, torch, cast)
+        marlin, in_blocks = kernels.expands == MARLIN, (kernels.blocks, kernels.experts)
+        return cls(attention, experts, fused, marlin, *in_blocks, torch, cast)
 
     def work(self, op: Operation) -> ComputeWork:
         """The work of an op as its kernel does it. Attention whose operands autocast does not cast
@@ -101,8 +103,9 @@ class KernelForms:
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
             expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
-        if self.blocks != DEVICE and not dealt and EIGHT_BITS.issuperset(dtypes):
-            return self.blocks
+        blocks = self.expert_blocks if dealt else self.blocks
+        if blocks != DEVICE and EIGHT_BITS.issuperset(dtypes):
+            return blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""
 

@@ -185,6 +185,8 @@ def time_report(
     )
     used = (level for job, own in on for level in own.for_mesh(job.mesh).network)
     kernels = list(dict.fromkeys(filter(None, (_attention(job, own) for job, own in on))))
+    rules = [job.software.kernels for job in issued.jobs]
+    blocks = dict.fromkeys(kernel for rule in rules for kernel in (rule.blocks, rule.experts))
     return TimeReport(
         model=model,
         machine=" and ".join(dict.fromkeys(each.name for each in machines)),

@@ -107,8 +107,8 @@ class JobFlags(TypedDict, total=False):
     #: Each rank of tp has all of the shared experts, as in SGLang with SGLANG_SHARED_EXPERT_TP1,
     #: where blocks of low-bit weights do not divide.
     whole_shared_experts: bool | None
-    #: On which devices products of experts in 4 bits order tokens, compute the activation behind
-    #: them and cast its result.
+    #: On which devices products of experts in mxfp4 and nvfp4 order tokens, compute the activation
+    #: behind them and cast its result.
     fuse_experts: Literal["none", "blackwell"] | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
@@ -304,6 +304,9 @@ class JobFlags(TypedDict, total=False):
     #: The kernel that multiplies weights in blocks of fp8, but for those of experts: that of
     #: FlashInfer on Blackwell, or the one with which the machine was measured (device).
     block_kernel: Literal["device", "flashinfer"] | None
+    #: The kernel that multiplies weights of experts in blocks of fp8: that of Triton with its
+    #: default blocks, or the one with which the machine was measured (device).
+    expert_kernel: Literal["device", "triton-blocks"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
     #: expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a
