@@ -273,7 +273,7 @@ class Combine(OpDef):
         }
 
     def _restored_in_steps(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """Rows are put back into the order of tokens, which backward undoes in copies
         (huggingface/transformers, integrations/moe.py, `grouped_mm_experts_forward`)."""

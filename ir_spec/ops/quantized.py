@@ -96,7 +96,8 @@ class ScaledEinsum(OpDef):
     is the second result. With a `table`, the elements of the weight are indices into it. The weight
     has no gradient.
 
-    FLOPs are those of the product; the conversion of the weight is not counted.
+    FLOPs are those of the product; the conversion of the weight is not counted. `lower-to-trace`
+    makes it a node of its own.
     """
 
     name = "stg.scaled_einsum"

@@ -18,14 +18,16 @@ from stagec.ir.kernel import (
     EXPERTS,
     EXTENTS,
     MARLIN,
+    ON_HOST,
     TRITON,
     KernelShape,
 )
-from stagec.ir.traits import Free
+from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, SDPA, TORCH, KernelsRule
+from stagec.ir_spec.strategy.optimizer import HOST
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.passes.lower.eager_kernels import eager_mark
 from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed, work_of
@@ -54,7 +56,7 @@ class KernelForms:
     `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`); mxfp4 of experts is
     expanded by Triton kernels unless the strategy asks for `marlin`.
     `expert_blocks` is the kernel of experts in 8 bits, `blocks` that of other products in 8 bits.
-    """
+    With `host`, updates of offloaded states are those of the host."""
 
     attention: str
     experts: bool
@@ -64,6 +66,7 @@ class KernelForms:
     expert_blocks: str
     torch: bool
     cast: str
+    host: bool
 
     @classmethod
     def of(cls, strategy: Strategy) -> KernelForms:
@@ -76,7 +79,8 @@ class KernelForms:
         autocast = strategy.one(AutocastRule)
         cast = autocast.to if autocast.on else ""
         marlin, in_blocks = kernels.expands == MARLIN, (kernels.blocks, kernels.experts)
-        return cls(attention, experts, fused, marlin, *in_blocks, torch, cast)
+        host = strategy.optimizer.offloaded == HOST
+        return cls(attention, experts, fused, marlin, *in_blocks, torch, cast, host)
 
     def work(self, op: Operation) -> ComputeWork:
         """The work of an op as its kernel does it. Attention whose operands autocast does not cast
@@ -93,6 +97,8 @@ class KernelForms:
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
         if kernel is None:
+            if self.host and _is_of_host(op):
+                return ON_HOST
             if where := op.text("continues", ""):
                 return f"{CONTINUES}_{where}"
             return eager_mark(op) if self.torch else ""
@@ -108,6 +114,12 @@ class KernelForms:
             return blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""
+
+
+def _is_of_host(op: Operation) -> bool:
+    """Whether an op updates what the device has as a copy of values on the host."""
+    makers = (v.producer for v in op.operands)
+    return op.phase == "optimizer" and any(m is not None and m.has(CopiesMemory) for m in makers)
 
 
 def _with_mask(kernel: KernelShape, window: Expr) -> KernelShape:

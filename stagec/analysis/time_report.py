@@ -185,8 +185,6 @@ def time_report(
     )
     used = (level for job, own in on for level in own.for_mesh(job.mesh).network)
     kernels = list(dict.fromkeys(filter(None, (_attention(job, own) for job, own in on))))
-    rules = [job.software.kernels for job in issued.jobs]
-    blocks = dict.fromkeys(kernel for rule in rules for kernel in (rule.blocks, rule.experts))
     return TimeReport(
         model=model,
         machine=" and ".join(dict.fromkeys(each.name for each in machines)),
@@ -232,7 +230,8 @@ def _cautions(on: Sequence[tuple[Issued, Machine]]) -> Iterator[str]:
         jobs = [job for job, own in on if own.name == name]
         yield from cautions(machine, [job.mesh for job in jobs])
         kernels = dict.fromkeys(filter(None, (_attention(job, machine) for job in jobs)))
-        blocks = dict.fromkeys(job.software.kernels.blocks for job in jobs)
+        rules = [job.software.kernels for job in jobs]
+        blocks = dict.fromkeys(kernel for rule in rules for kernel in (rule.blocks, rule.experts))
         yield from of_software(machine, kernels, blocks)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures, MemoryFigures
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
-from stagec.jobs.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder, count_copies
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
@@ -48,6 +48,7 @@ class CompiledJob:
         """The job of these options, with `figures` from a compile that has figures. Diagnostics go
         to the session, if there is one. Raises `DiagnosticError`."""
         builder = JobBuilder(options, session)
+        count_copies(builder.module)
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values

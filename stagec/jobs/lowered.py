@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryFigures, joined_figures
+from stagec.jobs.builder import count_copies
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.planned import Looks
 from stagec.jobs.pod_options import has_pods
@@ -73,6 +74,8 @@ class LoweredJob:
         are needed. Pods in `peers` are given as modules and not compiled. `progress` is called with
         messages. Raises `DiagnosticError`."""
         pods = Pods.of(options, session, peers=peers)
+        for builder in pods.every.values():
+            count_copies(builder.module)
         looks, watching = {pod: Looks() for pod in pods.every}, dict[str, list[Hooks]]()
         for pod, look in looks.items():
             passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)

@@ -249,6 +249,9 @@ class JobFlags(TypedDict, total=False):
     #: other (for-loop); in-backward: use and free gradients as soon as they are computed, without
     #: clipping.
     optimizer_form: Literal["fused", "foreach", "for-loop", "in-backward"] | None
+    #: With --offload optimizer: states are copied to the device for their update (device), or the
+    #: CPU updates them in host memory (host).
+    offload_update: Literal["device", "host"] | None
     #: SGD uses momentum.
     sgd_momentum: bool | None
     #: Gradient buffers persist across steps, or are freed before forward.

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stagec.ir.kernel import continues
+from stagec.ir.kernel import ON_HOST, continues
 from stagec.ir_spec.strategy.collectives import LIBRARY, TWO_SHOT
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
@@ -26,6 +26,7 @@ from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.costs.eager import launches_of
+from stagec.time.costs.host_update import host_update_seconds
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.network import (
     Floats,
@@ -156,6 +157,10 @@ class CostTable:
             before, after = (seconds_in_step(m, known) for m in (self._device, self._machine))
             seconds[~modelled] *= _ratio(after, before)
         seconds[modelled] = seconds_in_step(self._machine, unknown)
+        for i, kernel in enumerate(kernels):
+            if kernel.form == ON_HOST:
+                ranks = prod(self._mesh.values())
+                seconds[i] = host_update_seconds(self._machine, kernel.bytes, ranks)
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
             alone = not continues(kernel.form, self._machine.family)
             launch = alone * launches_of(kernel.form) * self._launch
