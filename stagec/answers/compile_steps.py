@@ -6,14 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
+from stagec.analysis.serving_rates import step_pace
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.answers.time.table import TITLES, seconds_text, spreads_table
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
@@ -30,8 +31,8 @@ from stagec.jobs.written import (
 )
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.latency import latencies
-from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
+from stagec.serving.step_times import SECOND
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
@@ -100,19 +101,17 @@ def _asked(
     module = modules.builder.module
     strategy, mesh = read_strategy(module), module.mesh
     axis = strategy.pipeline.over if strategy.pipeline is not None else ""
-    depth = dict(mesh.sizes).get(axis) if mesh else None
-    serving = modules.builder.serving
-    positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
+    depth = (dict(mesh.sizes).get(axis) if mesh else None) or 1
     groups = modules.groups
     coupled = groups // len(modules.replicas) if given["requests"] is not None else groups
     times = room = None
     if given["machine"] is not None and durations is not None:
         machine = durations.machine
-        how = machine, durations.measured, depth or 1
+        how = machine, durations.measured, depth
         times = StepTimes(modules, *how, graphs=given["graphs"])
         room = partial(cache_room, [modules], machine)
-    about = positions, longest, groups, coupled, times, room
-    return StepsAsked(options, given, session, module.registry, depth or 1, *about)
+    about = strategy.one(SchedulerRule), depth, groups, coupled, times, room
+    return StepsAsked(options, given, session, modules, *about)
 
 
 def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
@@ -215,29 +214,31 @@ def _text(step: Step) -> str:
 
 @dataclass
 class StepTimes:
-    """Nanoseconds of the steps of a job, which are captured as `graphs` or not. Engines compute the
-    attention of all sequences that decode in one kernel, and that of all prompts in another one, so
-    these are one class each (`Step.together`). On `depth` pipeline stages it is the time between
-    the starts of two steps, if all stages take equally long."""
+    """Femtoseconds of the steps of a job (`stagec.serving.stepped.StepTime`), which are captured as
+    `graphs` or not, on `depth` pipeline stages. Engines compute the attention of all sequences that
+    decode in one kernel, and that of all prompts in another one, so these are one class each
+    (`Step.together`)."""
 
     modules: StepModules
     machine: Machine
     measured: Measurements | None
     depth: int
     graphs: bool = True
-    _known: dict[Step, int] = field(default_factory=dict[Step, int])
+    _known: dict[Step, tuple[int, int]] = field(default_factory=dict[Step, tuple[int, int]])
 
-    def __call__(self, step: Step) -> int:
-        """The nanoseconds of a step. Raises `DiagnosticError`."""
+    def __call__(self, step: Step) -> tuple[int, int]:
+        """The times of a step. Raises `DiagnosticError`."""
         step = step.together()
-        nanoseconds = self._known.get(step)
-        if nanoseconds is None:
+        times = self._known.get(step)
+        if times is None:
             job = self.modules.compiled(step)
             replay = ReplayOptions(graphs=self.graphs, measured=self.measured)
             report = job.time(self.machine, replay)
-            nanoseconds = max(1, ceil(report.step_seconds * SECOND / self.depth))
-            self._known[step] = nanoseconds
-        return nanoseconds
+            pace = step_pace(report.breakdown, self.depth) if self.depth > 1 else 0.0
+            seconds = report.step_seconds
+            times = max(1, round(seconds * SECOND)), max(1, round((pace or seconds) * SECOND))
+            self._known[step] = times
+        return times
 
     def __len__(self) -> int:
         """The number of distinct steps."""

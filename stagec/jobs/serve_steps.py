@@ -13,21 +13,23 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir.serving_step import MIXED
-from stagec.ir_spec.strategy.scheduler import BUDGET
-from stagec.jobs.admission import Room, largest_step
-from stagec.jobs.request.steps import BLOCK, MAX_STEPS, SEQUENCES, TICK
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.jobs.admission import Room, check_requests, largest_step, page_of, prefix_block
+from stagec.jobs.request.steps import MAX_STEPS, SEQUENCES, TICK
 from stagec.jobs.session import Session
 from stagec.serving.arrivals import requests_of
-from stagec.serving.engine import Duration, Engine, Served, Stretch
 from stagec.serving.latency import latencies
 from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, policies_of
 from stagec.serving.requests import Request, seconds_text
+from stagec.serving.served import ServedRequest
+from stagec.serving.simulate import NANOSECOND
 from stagec.serving.step import SequenceClass, Step, step_of
-from stagec.support.diagnostics import Diagnostic, error
+from stagec.serving.stepped import SteppedReplica, StepTime, stepped_server
+from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.ir.opdef import Registry
     from stagec.jobs.request.options import JobOptions
+    from stagec.jobs.step_modules import StepModules
 
 #: The number of steps between two progress messages.
 _OFTEN = 100
@@ -58,7 +60,7 @@ class StepList:
 
     `about` describes their origin in the manifest. `tokens` counts computed tokens by kind of
     class, `sampled` those that get logits, summed over `groups` of ranks, without padding. `served`
-    are the requests that are done; the last step ends at `end`, in nanoseconds.
+    are the requests that are done; the last step ends at `end`, in femtoseconds.
     """
 
     runs: Sequence[StepRun]
@@ -66,7 +68,7 @@ class StepList:
     tokens: Mapping[str, int]
     sampled: int
     groups: int = 1
-    served: Sequence[Served] = ()
+    served: Sequence[ServedRequest] = ()
     end: int = 0
     room: Room | None = None
 
@@ -88,22 +90,20 @@ class StepList:
 
 @dataclass(frozen=True)
 class StepsAsked:
-    """The question of a job of steps: its options, on `depth` pipeline stages, for a model with
-    `positions` positions (0: not known) and sequences of `longest` tokens in its text (0: open).
-    Each of `groups` groups of ranks has requests of its own, and `coupled` of them wait for each
-    other. `times` gives the nanoseconds of a step on the machine, if there is one, and `room` the
-    room for caches."""
+    """The question of a job of steps: its options, its compiles, and `scheduler`, on `depth`
+    pipeline stages. Each of `groups` groups of ranks has requests of its own, and `coupled` of them
+    wait for each other. `times` gives the times of a step on the machine, if there is one, and
+    `room` the room for caches."""
 
     options: JobOptions
     given: Mapping[str, Any]
     session: Session
-    registry: Registry
+    modules: StepModules
+    scheduler: SchedulerRule
     depth: int
-    positions: int
-    longest: int
     groups: int
     coupled: int
-    times: Callable[[Step], int] | None = None
+    times: StepTime | None = None
     room: Callable[[Step, int], Room] | None = None
 
     def steps(self) -> StepList:
@@ -124,9 +124,10 @@ class StepsAsked:
     def _served(self) -> StepList:
         given = self.given
         self._refuse("step", "context", "prompt", "speculative")
-        policy = find_policy(given["policy"], policies_of(self.registry.extras))
+        extras = self.modules.builder.module.registry.extras
+        policy = find_policy(given["policy"], policies_of(extras))
         requests = requests_of(given["requests"])
-        self._check_positions(requests)
+        self._check_prompts(requests)
         replicas = self.groups // self.coupled
         if len(requests) < replicas:
             raise error(
@@ -135,21 +136,17 @@ class StepsAsked:
                 remedy=f"use at most {len(requests)} replicas (--dp), or more requests",
             )
         limits, room = self._limits(requests)
-        per_replica = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
-        engines = [engine for engine, _ in per_replica]
-        if unserved := sum(engine.unserved for engine in engines):
+        check_requests(requests, self.modules, [limits], self.session)
+        rows = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
+        served = [job for _, done in rows for job in done]
+        if unserved := len(requests) - len(served):
             text = f"{unserved:,} of {len(requests):,} requests are not done after the steps"
             self.session.remark(text)
-        served = [
-            replace(each, number=1 + r + replicas * (each.number - 1))
-            for r, engine in enumerate(engines)
-            for each in engine.served
-        ]
         shared = {"groups": self.groups, "sharing": "round robin"} if self.groups > 1 else {}
         about = {
             "requests": len(requests),
             "served": len(served),
-            "policy": policy.name,
+            "policy": given["policy"],
             "tokens": limits.tokens,
             "sequences": limits.sequences,
             **({} if limits.blocks is None else {"blocks": limits.blocks, "block": limits.block}),
@@ -157,61 +154,71 @@ class StepsAsked:
             **self._clock,
         }
         runs = [
-            StepRun(
-                [step for each in stretches for step in each.steps],
-                [n for each in stretches for n in (each.after, *[1] * (each.count - 1))],
-            )
-            for _, stretches in per_replica
+            StepRun([s.step for s in replica.steps], [s.after for s in replica.steps])
+            for replica, _ in rows
         ]
-        tokens, sampled = Counter[str](), 0
-        for each in (each for _, stretches in per_replica for each in stretches):
-            for step in each.groups:
-                sampled += step.sampled * each.count
-                for c in step.classes:
-                    tokens[c.kind] += c.tokens * each.count
-        end = max(stretches[-1].end for _, stretches in per_replica)
+        own = [step for replica, _ in rows for each in replica.steps for step in each.groups]
+        tokens = Counter[str]()
+        for each in (c for step in own for c in step.classes):
+            tokens[each.kind] += each.tokens
+        sampled = sum(step.sampled for step in own)
+        end = max(replica.steps[-1].end for replica, _ in rows)
         return StepList(runs, about, tokens, sampled, self.groups, served, end, room)
 
     def _run(
-        self, requests: Sequence[Request], policy: BatchingPolicy, limits: ServerLimits
-    ) -> tuple[Engine, Sequence[Stretch]]:
-        """Serve requests by the groups of ranks of one replica."""
+        self, requests: Sequence[Request], policy: BatchingPolicy | None, limits: ServerLimits
+    ) -> tuple[SteppedReplica, Sequence[ServedRequest]]:
+        """Serve requests by the groups of ranks of one replica. Raises `DiagnosticError` if the
+        policy never serves one."""
         most = self.given["steps"] or MAX_STEPS
         with self.session.live() as progress:
-            duration = _counted(self._duration, most, progress)
-            engine = Engine(requests, policy, limits, duration, self.depth, self.coupled)
+            replica, run = stepped_server(
+                requests,
+                limits,
+                _counted(self._time, most, progress),
+                most,
+                policy=policy,
+                stages=self.depth,
+                groups=self.coupled,
+                scheduler=self.scheduler,
+                prefix_block=prefix_block(self.options, requests),
+            )
             try:
-                return engine, list(engine.stretches(most))
+                run.run()
             except KeyboardInterrupt:
-                of = f"{len(engine.served):,} of {len(requests):,}"
+                of = f"{len(run.done):,} of {len(requests):,}"
                 self.session.log(f"interrupted with {of} requests served")
                 raise
+        replica.check(len(requests) - len(run.done))
+        return replica, run.done
 
     def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
         """The limits of a group of ranks, and the room for caches on the machine, if that
         determines them."""
         options, blocks = self.options, self.given["cache_blocks"]
-        tokens, sequences = options.chunk or BUDGET, options.batch or SEQUENCES
-        block = options.page if options.page > 1 else BLOCK
+        tokens, sequences = options.chunk or self.scheduler.tokens, options.batch or SEQUENCES
+        block = page_of(options)
         if blocks is not None or self.room is None:
             return ServerLimits(tokens, sequences, blocks or None, block), None
         room = self.room(largest_step(requests, tokens, sequences), block)
         return ServerLimits(tokens, sequences, room.blocks, block, fixed=room.fixed), room
 
     @property
-    def _duration(self) -> Duration:
-        """The nanoseconds of steps: a constant, or a function of the step."""
-        times, bucket = self.times, self.given["bucket"]
-        if self.given["tick"] is not None or times is None:
-            return int(self.given["tick"] or TICK)
-        return lambda step: times(step.rounded(bucket))
+    def _tick(self) -> int | None:
+        """The nanoseconds of every step; None if they have the times of the machine."""
+        return self.given["tick"] or (TICK if self.times is None else None)
+
+    def _time(self, step: Step) -> tuple[int, int]:
+        if self._tick is None and self.times is not None:
+            return self.times(step.rounded(self.given["bucket"]))
+        tick = (self._tick or TICK) * NANOSECOND
+        return self.depth * tick, tick
 
     @property
     def _clock(self) -> Mapping[str, str]:
         """The entry of the manifest on the times of steps."""
-        duration = self._duration
-        if isinstance(duration, int):
-            return {"tick_seconds": seconds_text(duration)}
+        if self._tick is not None:
+            return {"tick_seconds": seconds_text(self._tick)}
         return {"machine": str(self.given["machine"])}
 
     def _refuse(self, *names: str) -> None:
@@ -223,26 +230,18 @@ class StepsAsked:
                     remedy="leave one of them out",
                 )
 
-    def _check_positions(self, requests: Sequence[Request]) -> None:
-        """Raise `DiagnosticError` for a prompt beyond the positions of the model, and warn of an
-        output beyond them."""
-        if not self.positions:
-            return
+    def _check_prompts(self, requests: Sequence[Request]) -> None:
+        """Raise `DiagnosticError` for a prompt beyond the positions of the model."""
+        serving = self.modules.builder.serving
+        positions = serving.positions if serving is not None else 0
         for number, request in enumerate(requests, 1):
-            if request.prompt > self.positions:
+            if positions and request.prompt > positions:
                 raise error(
                     f"request {number} has a prompt of {request.prompt:,} tokens, but the model "
-                    f"has {self.positions:,} positions",
+                    f"has {positions:,} positions",
                     request.loc,
                     remedy="remove the request, or serve a model with more positions",
                 )
-        most = max(requests, key=lambda r: r.prompt + r.output)
-        if most.prompt + most.output - 1 > self.positions:
-            text = (
-                f"requests reach position {most.prompt + most.output - 1:,}, beyond the "
-                f"{self.positions:,} of the model"
-            )
-            self.session.report(Diagnostic(text, most.loc, severity="warning"))
 
     # -- a first step ------------------------------------------------------------------------------
 
@@ -284,7 +283,8 @@ class StepsAsked:
                 )
             new = 1 + (options.speculative or 0)
             return step_of([SequenceClass(new, context, new, count)])
-        new = options.chunk or options.prompt or self.longest
+        serving = self.modules.builder.serving
+        new = options.chunk or options.prompt or (serving.longest if serving is not None else 0)
         if not new:
             raise error(
                 "--serve prefill needs --prompt: the tokens of each sequence",
@@ -293,18 +293,16 @@ class StepsAsked:
         return step_of([SequenceClass(new, context, 1, count)])
 
 
-def _counted(duration: Duration, most: int, progress: Callable[[str], None]) -> Duration:
-    """The same durations; `progress` is called with the number of steps timed so far."""
-    if isinstance(duration, int):
-        return duration
+def _counted(times: StepTime, most: int, progress: Callable[[str], None]) -> StepTime:
+    """The same times; `progress` is called with the number of steps timed so far."""
     done = 0
 
-    def counted(step: Step) -> int:
+    def counted(step: Step) -> tuple[int, int]:
         nonlocal done
         done += 1
         if done % _OFTEN == 1:
             progress(f"serving: {done:,} of at most {most:,} steps timed")
-        return duration(step)
+        return times(step)
 
     return counted
 
