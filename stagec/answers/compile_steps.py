@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,7 +18,7 @@ from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
-from stagec.jobs.serve_steps import StepList, StepsAsked
+from stagec.jobs.serve_steps import StepList, StepsAsked, places
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.written import (
@@ -33,6 +33,7 @@ from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.latency import latencies
 from stagec.serving.step import Step
 from stagec.serving.step_times import SECOND
+from stagec.serving.stepped import StepTime
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
@@ -41,7 +42,6 @@ from stagec.traces.emit import EmittedJob
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
-    from stagec.time.costs.nodes import Measurements
 
 #: The number of first and last steps that are printed if there are many.
 _SHOWN = 4
@@ -107,8 +107,8 @@ def _asked(
     times = room = None
     if given["machine"] is not None and durations is not None:
         machine = durations.machine
-        how = machine, durations.measured, depth
-        times = StepTimes(modules, *how, graphs=given["graphs"])
+        replay = ReplayOptions(graphs=given["graphs"], measured=durations.measured)
+        times = step_times(modules, machine, replay, depth)
         room = partial(cache_room, [modules], machine)
     about = strategy.one(SchedulerRule), depth, groups, coupled, times, room
     return StepsAsked(options, given, session, modules, *about)
@@ -120,9 +120,10 @@ def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
     replicas = modules.replicas if len(steps.runs) > 1 else alone
     stepped: list[SteppedClass] = []
     for run, coords in zip(steps.runs, replicas, strict=True):
-        distinct = run.distinct
+        distinct = places(run)
         sampled = [modules.local_groups * step.sampled for step in distinct]
-        sequel = Sequel(run.order(distinct), run.after, sampled)
+        order = [distinct[each.step] for each in run]
+        sequel = Sequel(order, [each.after for each in run], sampled)
         own = stepped_classes([modules.classes(step) for step in distinct], sequel)
         stepped += (replace(each, coords={**each.coords, **coords}) for each in own)
     return stepped
@@ -151,17 +152,17 @@ def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
     from stagec.output.tables import console, table
 
     out = console(stream)
-    count, distinct = sum(len(run.steps) for run in steps.runs), len(steps.distinct)
+    count, distinct = sum(map(len, steps.runs)), len(steps.distinct)
     about = ", ".join(f"{name} {value}" for name, value in steps.about.items())
     out.print(f"{count:,} steps, {distinct:,} distinct, {compiles} compiled ({about})")
     replicas = len(steps.runs)
     title = "Steps" if replicas == 1 else f"Steps of the first of {replicas} replicas"
     shown = table(title, "step", "composition", "tokens", "sampled", text_columns=2)
-    for number in _shown(len(steps.runs[0].steps)):
+    for number in _shown(len(steps.runs[0])):
         if number is None:
             shown.add_row("...", "", "", "")
             continue
-        step = steps.runs[0].steps[number]
+        step = steps.runs[0][number].step
         shown.add_row(str(number), _text(step), f"{step.tokens:,}", f"{step.sampled:,}")
     out.print(shown)
     tokens = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(steps.tokens.items()))
@@ -180,7 +181,8 @@ def print_times(steps: StepList, out: Console) -> None:
 
     spreads = latencies(steps.served).items()
     out.print(spreads_table({TITLES[name]: spread.as_json() for name, spread in spreads}))
-    tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
+    tokens = sum(job.request.output for job in steps.served)
+    seconds = max(run[-1].end for run in steps.runs) / SECOND
     out.print(
         f"{len(steps.served):,} requests with {tokens:,} output tokens in "
         f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s"
@@ -212,34 +214,17 @@ def _text(step: Step) -> str:
     return " ".join([*texts[:_SHOWN], f"and {len(texts) - _SHOWN} more classes"])
 
 
-@dataclass
-class StepTimes:
-    """Femtoseconds of the steps of a job (`stagec.serving.stepped.StepTime`), which are captured as
-    `graphs` or not, on `depth` pipeline stages. Engines compute the attention of all sequences that
-    decode in one kernel, and that of all prompts in another one, so these are one class each
-    (`Step.together`)."""
+def step_times(
+    modules: StepModules, machine: Machine, replay: ReplayOptions, depth: int
+) -> StepTime:
+    """The times of the steps of a job on `depth` pipeline stages. Engines compute the attention of
+    all sequences that decode in one kernel, and that of all prompts in another one, so these are
+    one class each (`Step.together`)."""
 
-    modules: StepModules
-    machine: Machine
-    measured: Measurements | None
-    depth: int
-    graphs: bool = True
-    _known: dict[Step, tuple[int, int]] = field(default_factory=dict[Step, tuple[int, int]])
+    @cache
+    def times(step: Step) -> tuple[int, int]:
+        report = modules.compiled(step).time(machine, replay)
+        pace = step_pace(report.breakdown, depth) if depth > 1 else report.step_seconds
+        return max(1, round(report.step_seconds * SECOND)), max(1, round(pace * SECOND))
 
-    def __call__(self, step: Step) -> tuple[int, int]:
-        """The times of a step. Raises `DiagnosticError`."""
-        step = step.together()
-        times = self._known.get(step)
-        if times is None:
-            job = self.modules.compiled(step)
-            replay = ReplayOptions(graphs=self.graphs, measured=self.measured)
-            report = job.time(self.machine, replay)
-            pace = step_pace(report.breakdown, self.depth) if self.depth > 1 else 0.0
-            seconds = report.step_seconds
-            times = max(1, round(seconds * SECOND)), max(1, round((pace or seconds) * SECOND))
-            self._known[step] = times
-        return times
-
-    def __len__(self) -> int:
-        """The number of distinct steps."""
-        return len(self._known)
+    return lambda step: times(step.together())

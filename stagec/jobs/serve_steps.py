@@ -7,7 +7,7 @@ compiled once; the trace of a rank has all steps one after the other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from stagec.serving.requests import Request, seconds_text
 from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import NANOSECOND
 from stagec.serving.step import SequenceClass, Step, step_of
-from stagec.serving.stepped import SteppedReplica, StepTime, stepped_server
+from stagec.serving.stepped import ServedStep, StepTime, stepped_server
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
@@ -36,56 +36,56 @@ _OFTEN = 100
 
 
 @dataclass(frozen=True)
-class StepRun:
-    """The consecutive steps of ranks that step together. The tokens of step i were sampled
-    `after[i]` steps before it (0: by no step)."""
-
-    steps: Sequence[Step]
-    after: Sequence[int]
-
-    @property
-    def distinct(self) -> list[Step]:
-        """The distinct steps, in order of first use."""
-        return list(dict.fromkeys(self.steps))
-
-    def order(self, distinct: Sequence[Step]) -> list[int]:
-        """The place of each step among distinct ones."""
-        place = {step: i for i, step in enumerate(distinct)}
-        return [place[step] for step in self.steps]
-
-
-@dataclass(frozen=True)
 class StepList:
     """The steps of a job: one run of all ranks, or one for each replica of the server.
 
-    `about` describes their origin in the manifest. `tokens` counts computed tokens by kind of
-    class, `sampled` those that get logits, summed over `groups` of ranks, without padding. `served`
-    are the requests that are done; the last step ends at `end`, in femtoseconds.
+    `about` describes their origin in the manifest. `served` are the requests that are done by all
+    `groups` of ranks.
     """
 
-    runs: Sequence[StepRun]
+    runs: Sequence[Sequence[ServedStep]]
     about: Mapping[str, object]
-    tokens: Mapping[str, int]
-    sampled: int
     groups: int = 1
     served: Sequence[ServedRequest] = ()
-    end: int = 0
     room: Room | None = None
 
     @property
-    def distinct(self) -> list[Step]:
-        """The distinct steps, in order of first use."""
-        return list(dict.fromkeys(step for run in self.runs for step in run.steps))
+    def own(self) -> Iterator[Step]:
+        """The steps of each group of ranks, without padding."""
+        return (step for run in self.runs for each in run for step in each.groups)
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """The computed tokens of all groups by kind of class."""
+        tokens = Counter[str]()
+        for each in (c for step in self.own for c in step.classes):
+            tokens[each.kind] += each.tokens
+        return tokens
+
+    @property
+    def sampled(self) -> int:
+        """The tokens of all groups that get logits."""
+        return sum(step.sampled for step in self.own)
+
+    @property
+    def distinct(self) -> Mapping[Step, int]:
+        """The distinct steps, in order of first use, with their places."""
+        return places(each for run in self.runs for each in run)
 
     def manifest(self) -> dict[str, object]:
         """The entry of the manifest: the distinct steps, and for each run the consecutive steps as
         pairs of a number among these and a count."""
         distinct = self.distinct
-        orders = (run.order(distinct) for run in self.runs)
+        orders = ((distinct[each.step] for each in run) for run in self.runs)
         runs = [[[n, len(list(same))] for n, same in groupby(order)] for order in orders]
         times = {name: spread.as_json() for name, spread in latencies(self.served).items()}
         about = {**self.about, **({"times": times} if times else {})}
         return {**about, "compositions": [str(s) for s in distinct], "steps": runs}
+
+
+def places(steps: Iterable[ServedStep]) -> dict[Step, int]:
+    """The distinct ones of these steps, in order of first use, with their places."""
+    return {step: i for i, step in enumerate(dict.fromkeys(each.step for each in steps))}
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,12 @@ class StepsAsked:
         served = self.given["requests"] is not None
         steps = self._served() if served else self._repeated()
         bucket = self.given["bucket"]
-        rows = [[step.rounded(bucket) for step in run.steps] for run in steps.runs]
-        if served:
-            rows = [[step.together(prompts=False) for step in row] for row in rows]
-        runs = [replace(run, steps=row) for run, row in zip(steps.runs, rows, strict=True)]
+
+        def rounded(step: Step) -> Step:
+            step = step.rounded(bucket)
+            return step.together(prompts=False) if served else step
+
+        runs = [[replace(each, step=rounded(each.step)) for each in run] for run in steps.runs]
         about = {**steps.about, **({"bucket": bucket} if bucket > 1 else {})}
         return replace(steps, runs=runs, about=about)
 
@@ -153,23 +155,13 @@ class StepsAsked:
             **shared,
             **self._clock,
         }
-        runs = [
-            StepRun([s.step for s in replica.steps], [s.after for s in replica.steps])
-            for replica, _ in rows
-        ]
-        own = [step for replica, _ in rows for each in replica.steps for step in each.groups]
-        tokens = Counter[str]()
-        for each in (c for step in own for c in step.classes):
-            tokens[each.kind] += each.tokens
-        sampled = sum(step.sampled for step in own)
-        end = max(replica.steps[-1].end for replica, _ in rows)
-        return StepList(runs, about, tokens, sampled, self.groups, served, end, room)
+        return StepList([steps for steps, _ in rows], about, self.groups, served, room)
 
     def _run(
         self, requests: Sequence[Request], policy: BatchingPolicy | None, limits: ServerLimits
-    ) -> tuple[SteppedReplica, Sequence[ServedRequest]]:
-        """Serve requests by the groups of ranks of one replica. Raises `DiagnosticError` if the
-        policy never serves one."""
+    ) -> tuple[Sequence[ServedStep], Sequence[ServedRequest]]:
+        """The steps of the groups of ranks of one replica, and the requests that they have served.
+        Raises `DiagnosticError` if the policy never serves one."""
         most = self.given["steps"] or MAX_STEPS
         with self.session.live() as progress:
             replica, run = stepped_server(
@@ -190,7 +182,7 @@ class StepsAsked:
                 self.session.log(f"interrupted with {of} requests served")
                 raise
         replica.check(len(requests) - len(run.done))
-        return replica, run.done
+        return replica.steps, run.done
 
     def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
         """The limits of a group of ranks, and the room for caches on the machine, if that
@@ -255,12 +247,11 @@ class StepsAsked:
         if self.depth > 1 and all(c.kind in ("decode", "verify") for c in first.classes):
             parts = _parts(first, self.depth)
         steps = [part.later(i) for i in range(count) for part in parts]
-        after = [min(i, len(parts)) if i >= len(parts) else 0 for i in range(len(steps))]
-        tokens = Counter[str]()
-        for each in (c for step in steps for c in step.classes):
-            tokens[each.kind] += each.tokens
-        sampled = sum(step.sampled for step in steps)
-        return StepList([StepRun(steps, after)], {"first": str(first)}, tokens, sampled)
+        run = [
+            ServedStep(step, (step,), len(parts) if i >= len(parts) else 0, 0)
+            for i, step in enumerate(steps)
+        ]
+        return StepList([run], {"first": str(first)})
 
     def _first(self) -> Step:
         from stagec.jobs.request.serving_flags import mixed_step

@@ -132,6 +132,10 @@ class Simulation:
         for fleet in (self.prefill_fleet, self.fleet):
             fleet.note(self.end)
 
+    def stop(self) -> None:
+        """End after the event that is handled."""
+        self._all = 0
+
     def means(self, replicas: Sequence[Replica]) -> list[float]:
         """The means over time of `FIGURES`, summed over replicas."""
         totals = [self._series[id(r)].totals for r in replicas]

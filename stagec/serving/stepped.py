@@ -65,6 +65,7 @@ class SteppedReplica(PipelinedReplica):
         self.groups, self.steps = groups, list[ServedStep]()
         self._step_time, self._most, self._policy = time, most, policy
         self._working: deque[Sequence[PipelinedReplica]] = deque()
+        self.stop: Callable[[], None] = lambda: None  # called after the last step
 
     def check(self, left: int) -> None:
         """Raise `DiagnosticError` if so many requests are left, although more steps may follow."""
@@ -104,6 +105,8 @@ class SteppedReplica(PipelinedReplica):
             return super().finish(now)
         self._done, self.way = self._under.popleft()[0], None
         groups = self._working.popleft()
+        if len(self.steps) == self._most and not self._under:
+            self.stop()
         return [job for group in groups for job in group.finish(now)[0]], []
 
 
@@ -125,4 +128,6 @@ def stepped_server(
     about: dict[str, Any] = {"pace": _NO_TIME, "stages": stages, **how}
     each = [new(number, limits, _NO_TIME, **about) for number in range(groups)]
     replica = SteppedReplica(each, time, most, policy.name if policy is not None else FCFS)
-    return replica, Simulation(requests, [replica], ROUTERS["round-robin"])
+    run = Simulation(requests, [replica], ROUTERS["round-robin"])
+    replica.stop = run.stop
+    return replica, run

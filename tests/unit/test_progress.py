@@ -49,13 +49,13 @@ def test_an_interrupted_server_says_how_many_requests_it_served(
     file.write_text("arrival,prompt,output\n0,8,2\n0,8,1000000\n")
     timed: list[Step] = []
 
-    def time(_: object, step: Step) -> tuple[int, int]:
+    def time(step: Step) -> tuple[int, int]:
         timed.append(step)
         if len(timed) > 20:
             raise KeyboardInterrupt
         return 1, 1
 
-    monkeypatch.setattr("stagec.answers.compile_steps.StepTimes.__call__", time)
+    monkeypatch.setattr("stagec.answers.compile_steps.step_times", lambda *_: time)
     words = ("compile", "llama3-8b", "--serve", "mixed", "--set", "L=2", "--machine", "h100-sxm")
     ran = stagec(*words, "--requests", file, "-o", tmp_path / "out")
     assert ran.code == 130
