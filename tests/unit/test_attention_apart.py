@@ -192,6 +192,13 @@ def test_taking_turns_hides_the_shorter_half() -> None:
     assert turns["step_seconds"] < 0.8 * alone["step_seconds"]
 
 
+def test_three_groups_of_attention_may_share_two_ranks() -> None:
+    """Whose ranks take all tokens, in widths or as whole experts."""
+    step = ("--batch", "24", "--context", "100", "--set", "L=2", "--dp", "3", "--part")
+    busy = [timed(*step, f"x=feed-forward: {axes}") for axes in ("tp=2", "tp=2,ep=2")]
+    assert [each["ranks"] for each in busy] == [5, 5]
+
+
 def test_each_part_runs_on_its_own_machine() -> None:
     """Each pod takes as long, has as much room and computes as fast as where both have its
     machine."""
