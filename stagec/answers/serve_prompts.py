@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from math import prod
+from math import lcm, prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.memory_fit import MemoryFit, room_of
@@ -27,7 +27,7 @@ from stagec.jobs.pod_options import (
     options_of_pod,
     pod_names,
 )
-from stagec.jobs.pods import one_group
+from stagec.jobs.pods import Pods, one_group
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED
@@ -113,8 +113,11 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     if options.serve == DISAGGREGATED:  # caches cross in halves if either pod has half batches
         decode = JobBuilder(options_of_pod(DECODE, options.changed(chunk=None))).module
         halves = max(halves, read_strategy(decode).in_turn)
-    most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
-    yield from divisors(most)
+    ranks = prod(module.axis_sizes.values())
+    if of_layers(options):  # each pod has groups of its own
+        pods = Pods.of(options.changed(chunk=None), Session()).modules.values()
+        ranks = lcm(*(prod(each.axis_sizes.values()) for each in pods))
+    yield from divisors(ranks * max(1, strategy.microbatches) * halves)
 
 
 def _prompts_module(options: JobOptions) -> Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import MemoryFit
@@ -24,6 +23,7 @@ from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import steps_in_flight
+from stagec.jobs.step_modules import groups_in
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.serving.step import SequenceClass, step_of
@@ -34,7 +34,6 @@ from stagec.time.streams import PICOSECONDS
 if TYPE_CHECKING:
     from stagec.analysis.figures import MemoryFigures
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
     from stagec.jobs.figures import CompiledJob
     from stagec.jobs.lowered import LoweredJob
 
@@ -121,15 +120,6 @@ def groups_of(decode: JobOptions) -> int:
     """The number of groups of ranks with their own sequences, times the microbatches of a step and
     the overlapping halves of a batch; 1 for several pods, each of which has its own groups."""
     return 1 if has_pods(decode) else groups_in(JobBuilder(decode.changed(batch=None)).module)
-
-
-def groups_in(module: Module) -> int:
-    """The number of groups of ranks of a pod with their own sequences, times the microbatches of a
-    step and the parts of a batch that take turns."""
-    strategy = read_strategy(module)
-    over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-    parts = max(1, strategy.microbatches) * strategy.in_turn
-    return prod(module.axis_sizes.get(a, 1) for a in over) * parts
 
 
 @dataclass(frozen=True)

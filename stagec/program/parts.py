@@ -196,7 +196,8 @@ def _met(way: PartWay, caches: Mapping[str, PodCache], op: Operation) -> Handove
     except NoHandoverError as what:
         raise op.error(
             f"{way} cannot be sent between the parts: {what}, neither of which divides the other",
-            remedy="choose degrees of the two parts that are multiples of each other",
+            remedy="choose degrees of the two parts that are multiples of each other, or tp in "
+            "place of dp in one of them, whose ranks then take all of it",
         ) from None
 
 

@@ -118,6 +118,28 @@ def test_a_step_of_prompts_has_room_beside_the_caches() -> None:
     assert point["memory_peak"] > 1.05 * peaks["decode"]["main"]
 
 
+def test_requests_over_time_take_steps_of_both_pods() -> None:
+    """Prompts that arrive together are computed in one step, and the one that decodes is that of
+    `stagec time`; all tokens come out, and each rank counts."""
+    model = ("llama3-8b", "--set", "L=2", "--dp", "2", "--machine", "h100-sxm")
+    part = ("--part", "x=feed-forward: tp=2,on-machine=h200")
+    load = ("--batch-of", "8", "--lengths", "prompt=512,output=2", "--step-grid", "exact")
+    ran = json.loads(stagec("serve", *model, *part, *load, "--json").out)
+    step = ("--batch", "8", "--no-levers", "--json")
+    times = {
+        name: json.loads(stagec("time", *model, *part, "--serve", name, *more, *step).out)
+        for name, *more in (("decode", "--context", "512"), ("prefill", "--prompt", "512"))
+    }
+    assert ran["times"]["tpot"]["p50"] == pytest.approx(times["decode"]["step_seconds"])
+    assert ran["times"]["ttft"]["p50"] == pytest.approx(times["prefill"]["step_seconds"], rel=0.01)
+    server = ran["pools"]["server"]
+    assert (server["ranks"], server["computed"], server["decoded"]) == (4, 8 * 512, 8)
+    refused = stagec("serve", *model, "--part", "x=y: tp=2", *load)
+    assert refused.code == 1
+    assert "but for feed-forward" in refused.err
+    assert "help: " in refused.err
+
+
 def pods(apart: str, dp: int) -> list[dict[str, Any]]:
     """The pods of a step of decode of Llama 3 8B with feed-forward on other ranks."""
     step = ("--serve", "decode", "--batch", str(BATCH), "--context", str(CONTEXT))
@@ -168,6 +190,13 @@ def test_taking_turns_hides_the_shorter_half() -> None:
     busy = [sum(v for n, v in c["breakdown"].items() if n != "bubble") for c in turns["classes"]]
     assert turns["step_seconds"] == pytest.approx(max(busy), rel=0.03)
     assert turns["step_seconds"] < 0.8 * alone["step_seconds"]
+
+
+def test_three_groups_of_attention_may_share_two_ranks() -> None:
+    """Whose ranks take all tokens, in widths or as whole experts."""
+    step = ("--batch", "24", "--context", "100", "--set", "L=2", "--dp", "3", "--part")
+    busy = [timed(*step, f"x=feed-forward: {axes}") for axes in ("tp=2", "tp=2,ep=2")]
+    assert [each["ranks"] for each in busy] == [5, 5]
 
 
 def test_each_part_runs_on_its_own_machine() -> None:

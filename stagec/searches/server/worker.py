@@ -22,7 +22,6 @@ from stagec.analysis.serving_rates import (
     steady_seconds,
 )
 from stagec.analysis.steady_server import PromptChunks, chunks, per_token
-from stagec.answers.serve_steps import groups_in
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.lowered import job_costs
@@ -32,6 +31,7 @@ from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.machine import own_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.step_modules import groups_in
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.searches.explore.reasons import grouped
