@@ -6,6 +6,8 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 
 #: Activations have the element type of the format.
 AUTO = "auto"
+#: Routers have weights of this type, and products in it.
+WIDE = "f32"
 
 
 class WeightsRule(Record):
@@ -52,6 +54,16 @@ class WeightsRule(Record):
         numerics=True,
         rare=True,
     )
+    routers: str = flagged(
+        "router_dtype",
+        "Element type of the weights of routers and of the products with them (given: as the model "
+        "has them).",
+        doc="f32: weights of routers have this type, and products with them; given",
+        choices=("given", WIDE),
+        needs=(EXPERTS,),
+        numerics=True,
+        rare=True,
+    )
     fill: str = flagged(
         "fill_experts",
         "The format in which experts are filled up with columns where ranks have no whole blocks "
@@ -92,6 +104,10 @@ class WeightsOp(Statement):
     of 32 rows. `parts` overrides this: Qwen3-235B-A22B-NVFP4 has `all` weights in 4 bits.
     DeepSeek-R1-0528-FP4-v2, -V3.1 and -V3.2 of nvidia have `outputs`, all but what attention makes
     of its input (`wo` in the model card; exclude_modules has no `o_proj`).
+
+    With `routers = f32` the weights of routers have 32 bits, and so have their inputs, which are
+    cast. No unit for matrices multiplies these. vLLM, SGLang and TensorRT-LLM do so for MiniMax-M2,
+    but not for DeepSeek or Kimi K2 (vLLM, models/minimax_m2.py: `params_dtype = torch.float32`).
 
     In training, frozen weights, as with `stg.lora`, are stored in this format (QLoRA, arXiv
     2305.14314): products of forward and of backward convert them to the type of the activations.

@@ -24,10 +24,10 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import is_chosen_by, replace_op, slice_into, uses_inside
 from stagec.ir.rule import Group, Shape, parse_rule, shape_text
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Chooses, Recasts
 from stagec.ir.types import CACHED, DTYPE_BYTES
 from stagec.ir_spec.ops.attention_base import AttentionWork
-from stagec.ir_spec.ops.contraction import Add, Einsum
+from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
 from stagec.ir_spec.ops.quantized import (
     ACTIVATIONS,
     FEED_FORWARD,
@@ -38,7 +38,7 @@ from stagec.ir_spec.ops.quantized import (
 )
 from stagec.ir_spec.ops.scan_base import ScanOp
 from stagec.ir_spec.strategy.axes import HEADS
-from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
+from stagec.ir_spec.strategy.weights import AUTO, WIDE, WeightsRule
 
 PASS = "quantize-weights"
 #: Blocks have at least the size of the format divided by this number.
@@ -96,11 +96,16 @@ class QuantizeWeights(Pass):
     block: int = field(default=0, metadata={"help": "elements of a block along a dimension"})
 
     def applies(self, module: Module) -> bool:
-        return (self.format or read_strategy(module).one(WeightsRule).format) in FORMATS
+        rule = read_strategy(module).one(WeightsRule)
+        return (self.format or rule.format) in FORMATS or rule.routers == WIDE
 
     def run(self, module: Module) -> None:
         rule = read_strategy(module).one(WeightsRule)
+        if rule.routers == WIDE:
+            widen_routers(module)
         name = self.format or rule.format
+        if name not in FORMATS:
+            return
         format_ = FORMATS[name]
         if rule.activations != AUTO:
             format_ = replace(format_, compute=ACTIVATIONS[rule.activations])
@@ -139,6 +144,32 @@ def quantize_weights(
         )
     for param in large:
         _Weight(module, format_, param).store()
+
+
+def widen_routers(module: Module) -> None:
+    """Store the weights of routers in 32 bits, and cast what they multiply, in place."""
+    for param in module.parameters():
+        uses = [use for use in uses_inside(param) if isinstance(use[0].definition, Einsum)]
+        if len(uses) != 1 or not is_chosen_by(uses[0][0].result):
+            continue
+        ((op, index, _),) = uses
+        build = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
+        weight = _retyped(param, op, WIDE)
+        x = cast_to(build, op.operands[1 - index], WIDE)
+        operands = (weight, x) if index == 0 else (x, weight)
+        logits = build.value(op.name, operands, dict(op.attrs), hint=op.result.name)
+        choose = all(user.has(Chooses) for user, _ in op.result.uses)
+        replace_op(op, [logits if choose else cast_to(build, logits, op.result.tensor.dtype)])
+
+
+def _retyped(weight: Value, op: Operation, dtype: str) -> Value:
+    """The slice of a parameter that an op uses, after all of its slices have an element type."""
+    while True:
+        weight.type = replace(weight.tensor, dtype=dtype)
+        (user, index), *_ = weight.uses
+        if user is op:
+            return weight
+        weight = user.body.args[index]
 
 
 def _is_weight(param: Value) -> bool:

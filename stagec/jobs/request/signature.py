@@ -123,6 +123,9 @@ class JobFlags(TypedDict, total=False):
     sustained_experts: float | str | None
     #: With --serve: this many copies of popular experts, in addition to the model's experts.
     redundant_experts: int | None
+    #: Element type of the weights of routers and of the products with them (given: as the model has
+    #: them).
+    router_dtype: Literal["given", "f32"] | None
     #: Order of these mesh axes, slowest first, within the places that they have: dp,pp makes
     #: pipeline stages neighbours (default: pp, dp, ep, cp, tp).
     mesh_order: str | Sequence[str] | None
