@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
+from stagec.answers.analyze import JobAnalysis, analyze
 from stagec.answers.check import CheckAnswer, check
 from stagec.answers.compile import COMPILE, compile_job
 from stagec.answers.compiled import CompileAnswer
@@ -109,7 +109,7 @@ class Job:
 
     def analyze(
         self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None
-    ) -> JobAnalysis | PodsAnalysis:
+    ) -> JobAnalysis:
         """Parameters, FLOPs, bytes of communication and memory of each class of ranks, with
         `symbolic` as expressions in the symbols. Of a step of serving, `machine` says what each op
         waits for, and `limit` (`"80GiB"`, `"h100"`) which batch is the largest that fits. Raises
