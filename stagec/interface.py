@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
+from stagec.answers.analyze import JobAnalysis, analyze
 from stagec.answers.check import CheckAnswer, check
 from stagec.answers.compile import COMPILE, compile_job
 from stagec.answers.compiled import CompileAnswer
-from stagec.answers.memory.answer import FIT, MemoryPlan, PodsMemory, memory
+from stagec.answers.memory.answer import FIT, MemoryPlan, memory
 from stagec.answers.questions import QUESTIONS, question_of
 from stagec.answers.time.answer import StepAnswer, time
 from stagec.answers.time.pods_answer import PodsTime
@@ -109,7 +109,7 @@ class Job:
 
     def analyze(
         self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None
-    ) -> JobAnalysis | PodsAnalysis:
+    ) -> JobAnalysis:
         """Parameters, FLOPs, bytes of communication and memory of each class of ranks, with
         `symbolic` as expressions in the symbols. Of a step of serving, `machine` says what each op
         waits for, and `limit` (`"80GiB"`, `"h100"`) which batch is the largest that fits. Raises
@@ -119,7 +119,7 @@ class Job:
             symbols, most = _on("symbolic", symbolic), _limit(limit)
             return analyze(self._options, session, symbolic=symbols, machine=on, limit=most)
 
-    def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan | PodsMemory:
+    def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan:
         """What a rank of each class holds at its peak, in bytes; whether it fits a size or a device
         (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
         `DiagnosticError`."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of, verdict_on
+from stagec.answers.analyze import JobAnalysis, analysis_of, verdict_on
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.formats.registry import BUILTIN
 from stagec.jobs.idle_flags import unscheduled, written_without_graphs
@@ -210,7 +210,7 @@ def _about(
     strategies: Mapping[str, str],
     options: JobOptions,
     given: Mapping[str, Any],
-    result: JobAnalysis | PodsAnalysis,
+    result: JobAnalysis,
 ) -> dict[str, object]:
     """The entries of the manifest about the origin of the traces."""
     each = {p: provenance(b, strategies[p], given) for p, b in pods.builders.items()}
