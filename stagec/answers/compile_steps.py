@@ -1,14 +1,12 @@
 """`stagec compile` of several steps of serving: from their list to traces and a summary."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -28,6 +26,8 @@ from stagec.jobs.written import (
     write_formats,
     write_one_archive,
 )
+from stagec.machines import Machine
+from stagec.output.tables import bytes_text, console, table
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.latency import latencies
 from stagec.serving.requests import SECOND
@@ -35,12 +35,9 @@ from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
+from stagec.time.costs.nodes import Measurements
 from stagec.time.costs.replay_options import ReplayOptions
 from stagec.traces.emit import EmittedJob
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
-    from stagec.time.costs.nodes import Measurements
 
 #: The number of first and last steps that are printed if there are many.
 _SHOWN = 4
@@ -149,8 +146,6 @@ def _job(
 
 def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
     """Print the composition of the first and the last steps, and the tokens of all."""
-    from stagec.output.tables import console, table
-
     out = console(stream)
     count, distinct = sum(len(run.steps) for run in steps.runs), len(steps.distinct)
     about = ", ".join(f"{name} {value}" for name, value in steps.about.items())
@@ -190,8 +185,6 @@ def print_times(steps: StepList, out: Console) -> None:
 
 def _room(room: Room, block: int) -> str:
     """A sentence about the memory of a rank: used without caches, and left for them."""
-    from stagec.output.tables import bytes_text
-
     return (
         f"Memory of a rank: weights and the activations of the largest step take "
         f"{bytes_text(room.taken)} of {bytes_text(room.room)}; the rest is {room.blocks:,} blocks "

@@ -1,24 +1,19 @@
 """The room of a server for caches: the blocks that fit into the memory of a machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import room_of
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.step_modules import StepModules
+from stagec.machines import Machine
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.requests import Request
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 
 @dataclass(frozen=True, slots=True)

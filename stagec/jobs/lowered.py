@@ -10,22 +10,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryFigures, joined_figures
+from stagec.analysis.memory_fit import MemoryFit, memory_fit
+from stagec.analysis.model_flops import step_flops
+from stagec.ir.module import Module
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.planned import Looks
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.pipeline.instrument import PLAN, Hooks
+from stagec.pipeline.passes import Pass
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
+from stagec.time.step import Issued, IssuedStep
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
-    from stagec.machines import Machine
-    from stagec.pipeline.passes import Pass
-    from stagec.time.step import Issued, IssuedStep
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,6 @@ class LoweredJob:
     @cached_property
     def issued(self) -> Mapping[str, Issued]:
         """What each pod issues."""
-        from stagec.time.step import Issued
-
         return {pod: Issued.of(module) for pod, module in self.pods.modules.items()}
 
     @property
@@ -105,7 +104,6 @@ class LoweredJob:
     ) -> Mapping[str, TimedStep]:
         """The time of each step, by its first pod. The transfer of caches between steps takes no
         time here. Raises `DiagnosticError`."""
-        from stagec.analysis.model_flops import step_flops
         from stagec.analysis.time_report import time_report
         from stagec.time.pods_step import IssuedPods
 
@@ -179,8 +177,6 @@ def _worst_fit(
     machine: Machine, jobs: Sequence[Issued], peaks: Sequence[int | None]
 ) -> MemoryFit | None:
     """The fit of the job with least memory left; None if one of them has no memory plan."""
-    from stagec.analysis.memory_fit import memory_fit
-
     each = zip(jobs, peaks, strict=True)
     fits = [memory_fit(machine, job.mesh, peak) for job, peak in each if peak is not None]
     return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None

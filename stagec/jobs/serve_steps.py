@@ -4,17 +4,18 @@ Requests and a policy, or a first step, determine the sequences of each step. Di
 compiled once; the trace of a rank has all steps one after the other.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stagec.ir.opdef import Registry
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BUDGET
 from stagec.jobs.admission import Room, largest_step
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.serving_flags import mixed_step
 from stagec.jobs.request.steps import BLOCK, MAX_STEPS, SEQUENCES, TICK
 from stagec.jobs.session import Session
 from stagec.serving.arrivals import requests_of
@@ -24,10 +25,6 @@ from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, pol
 from stagec.serving.requests import Request, seconds_text
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.support.diagnostics import Diagnostic, error
-
-if TYPE_CHECKING:
-    from stagec.ir.opdef import Registry
-    from stagec.jobs.request.options import JobOptions
 
 #: The number of steps between two progress messages.
 _OFTEN = 100
@@ -264,8 +261,6 @@ class StepsAsked:
         return StepList([StepRun(steps, after)], {"first": str(first)}, tokens, sampled)
 
     def _first(self) -> Step:
-        from stagec.jobs.request.serving_flags import mixed_step
-
         options = self.options
         if options.serve == MIXED:
             return mixed_step(options)

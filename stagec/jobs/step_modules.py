@@ -1,7 +1,5 @@
 """Compiles distinct steps of serving, once for all steps with the same decisions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import product

@@ -1,7 +1,5 @@
 """The peak memory of every class of ranks, and whether it fits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -15,6 +15,7 @@ from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console, table
 from stagec.serving.latency import PERCENTILES
+from stagec.serving.requests import Request
 from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.serving.step_times import SECOND
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from stagec.answers.requests.run import Pool
     from stagec.jobs.step_surface import SurfaceCheck
     from stagec.machines import Machine
-    from stagec.serving.requests import Request
 
 SCHEMA = 1
 

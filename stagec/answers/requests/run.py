@@ -27,6 +27,7 @@ from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
 from stagec.jobs.step_timer import StepTimer
+from stagec.machines import Machine
 from stagec.serving.adapters import AdapterSlots
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.pipelined import PipelinedReplica
@@ -39,10 +40,10 @@ from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.serving.step_times import SECOND
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
+from stagec.time.costs.network import level_between_pods
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.machines import Machine
 
 #: From the tokens of a prompt to the seconds for which its caches occupy the link of a pod, and to
 #: those that remain after the prefill step.
@@ -356,8 +357,6 @@ def _start_time(models: ServedModels, machine: Machine) -> int:
 def _update(given: Mapping[str, Any], models: ServedModels, machine: Machine) -> int:
     """Femtoseconds in which a rank gets new weights between rollouts, over the level of the network
     that joins it to one of another pod. Raises `DiagnosticError`."""
-    from stagec.time.costs.network import level_between_pods
-
     if given["iterations"] is None or given["update_time"] is not None:
         return round((given["update_time"] or 0.0) * SECOND)
     bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
