@@ -6,7 +6,7 @@ from dataclasses import replace
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, same
-from stagec.ir.opdef import EagerForm, Grads, LocalSize, Sizes, Splits
+from stagec.ir.opdef import EagerForm, Grads, IsOneOnRank, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving_step import ServingStep
@@ -81,7 +81,7 @@ class _Flash(AttentionOp):
 NO_KERNEL = ("alibi", "sinks", "softcap")
 
 
-def _expanded(b: Builder, op: Operation, on_rank: LocalSize) -> None:
+def _expanded(b: Builder, op: Operation, is_one: IsOneOnRank) -> None:
     """The pass `expand-attention` writes this form instead."""
 
 
@@ -128,7 +128,7 @@ class FlashAttention(_Flash):
             "joined_queries": self._by_head,
         }
 
-    def _by_head(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _by_head(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """If a head of queries is concatenated of parts (`torch.cat`), its tokens are consecutive
         in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
         flash_api.cpp), and is copied for the following product (`transpose(1, 2).contiguous()` of
@@ -143,7 +143,7 @@ class FlashAttention(_Flash):
         return [b.value("stg.reorder", [first], hint=f"{first.name}_o"), *others]
 
     def _repeated_heads(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """Keys and values that several heads share are copied for each head, as with `repeat_kv` of
         torchtitan; the kernel then has a head of keys for each head of queries. On a rank with a
@@ -152,7 +152,7 @@ class FlashAttention(_Flash):
             return None
         q, *shared = op.operands[:3]
         heads, groups = q.tensor.dims[-2].size, shared[0].tensor.dims[-2].size
-        if same(heads, groups) or on_rank(groups) == 1:
+        if same(heads, groups) or is_one(groups):
             return None
         rows = [b.value("stg.repeat_heads", [v], {"heads": heads}, hint=v.name) for v in shared]
         return self._with_operands(b, op, [q, *rows, *op.operands[3:]])

@@ -12,7 +12,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, const
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import Fusible, Wide
@@ -135,7 +135,7 @@ class RmsNorm(NormBase):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"rmsnorm": self._unfused}
 
-    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value]:
+    def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value]:
         """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
         is applied in fp32, as in `Gemma3RMSNorm`, and so is a wide one, as in `Olmo2RMSNorm`. With
         `given_input`, x is multiplied in its own type, as in `T5LayerNorm`."""
@@ -254,7 +254,7 @@ class LayerNorm(NormBase):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"layernorm": self._unfused}
 
-    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """In fp32 and cast back: by one kernel as `OlmoLayerNorm` of transformers, or with the
         centered input twice as `CohereLayerNorm`, whose scale is applied in fp32."""
         if op.text("code", _CODE.default) == "kernel":

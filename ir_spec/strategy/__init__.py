@@ -12,7 +12,7 @@ _MODULES = """
     gather tp_inputs tp_outputs blocking fusion capacity expert_load routing dtypes autocast
     bucket recompute selective offload optimizer gradients inputs saved_tensors stage_buffers
     loss kernels hosts scheduler sustained collectives moe redundant_experts weights lora adapters
-    dropout freeze pad_vocabulary pad_dimensions part
+    dropout freeze pad_vocabulary pad_dimensions part machine
 """
 STATEMENTS: tuple[Statement, ...] = tuple(
     op

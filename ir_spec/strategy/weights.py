@@ -43,8 +43,9 @@ class WeightsRule(Record):
         "Which weights have this type (auto: in a model with experts mxfp4 and nvfp4 in all but "
         "attention, int4 in experts that a router chooses; otherwise in all blocks).",
         doc=(
-            "all blocks, feed_forward (all that is not attention), experts (those that a router "
-            "chooses), or auto (as checkpoints have the format)"
+            "all blocks, feed_forward (all that is not attention), outputs (these, and the last "
+            "product of attention), experts (those that a router chooses), or auto (as "
+            "checkpoints have the format)"
         ),
         choices=(AUTO, *PARTS),
         needs=("weight_dtype",),
@@ -86,9 +87,11 @@ class WeightsOp(Statement):
     before. The f32 scale of a tensor in nvfp4 is not counted, nor are those of rows in int8, nor
     the one for each 256 scales in nf4.
 
-    Checkpoints of models with 4-bit experts have attention in 16 bits: gpt-oss-120b, and DeepSeek,
-    Kimi-K2.5, GLM-5 and MiniMax-M2.5 of nvidia. Kimi-K2.5 of moonshotai has only experts in `int4`.
-    `parts` overrides this, for example for Qwen3-235B-A22B-NVFP4, whose weights are all in 4 bits.
+    Checkpoints of models with 4-bit experts have attention in 16 bits: gpt-oss-120b, and Kimi-K2.5,
+    GLM-5 and MiniMax-M2.5 of nvidia. Kimi-K2.5 of moonshotai has only experts in `int4`, in blocks
+    of 32 rows. `parts` overrides this: Qwen3-235B-A22B-NVFP4 has `all` weights in 4 bits.
+    DeepSeek-R1-0528-FP4-v2, -V3.1 and -V3.2 of nvidia have `outputs`, all but what attention makes
+    of its input (`wo` in the model card; exclude_modules has no `o_proj`).
 
     In training, frozen weights, as with `stg.lora`, are stored in this format (QLoRA, arXiv
     2305.14314): products of forward and of backward convert them to the type of the activations.

@@ -119,28 +119,31 @@ def differentiate(module: Module) -> None:
     that trains nothing is left unchanged. Raises `DiagnosticError` if there is no scalar loss, no
     parameter, or a parameter that does not influence the loss.
     """
-    func = module.main
-    end = func.body.terminator
-    params = module.trainable()
-    if "part" in func.attrs and not params and not _passes_on(func):
+    func, params = module.main, module.trainable()
+    is_part = "part" in func.attrs
+    if is_part and not params and not _passes_on(func):
         return
-    loss = end.operands[0] if end.operands else None
-    if func.text("part", MAIN) != MAIN:
-        _TrainingStep(module, read_strategy(module), params).run(None)
-        return
-    type_ = loss.type if loss is not None else None
-    if not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
-        type_shown = "nothing" if loss is None else type_
-        raise end.error(
-            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
-            remedy="return a loss first, or compile without backward: --pipeline forward",
-        )
-    if not params and "part" not in func.attrs:
+    loss = _scalar_loss(func) if func.text("part", MAIN) == MAIN else None
+    if not params and not is_part:
         raise func.error(
             f"@{func.symbol} has no parameters to train",
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
     _TrainingStep(module, read_strategy(module), params).run(loss)
+
+
+def _scalar_loss(func: Operation) -> Value:
+    """The first result of a function. Raises `DiagnosticError` if that is not a scalar loss."""
+    end = func.body.terminator
+    loss = end.operands[0] if end.operands else None
+    type_ = loss.type if loss is not None else None
+    if loss is None or not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
+        type_shown = "nothing" if loss is None else type_
+        raise end.error(
+            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
+            remedy="return a loss first, or compile without backward: --pipeline forward",
+        )
+    return loss
 
 
 def _passes_on(func: Operation) -> bool:

@@ -52,6 +52,7 @@ from stagec.passes.lower.steps import (
     ACTIVATIONS,
     common_axes,
     dealt,
+    decoding,
     gathered_for,
     is_repeated,
     one_axis,
@@ -327,8 +328,11 @@ class _Lowering:
         sums = sum_of(op) if self._sums_in_steps else None
         if rule is not None and sums is not None and self._runs_beside(sums):
             return self._before_sum(op, rule, sums, b)
-        attrs, name = self._costs(op), op.results[0].name
-        return b.value("et.comp", self._deps(op.operands), attrs, hint=name)
+        attrs, name, deps = self._costs(op), op.results[0].name, self._deps(op.operands)
+        if op.flag("decoded"):
+            (own, attrs), weight = decoding(op, attrs), self._deps(op.operands[1:])
+            deps.append(b.value("et.comp", weight, own, hint=op.results[1].name))
+        return b.value("et.comp", deps, attrs, hint=name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
         """Lower several computations to one node, at the place of the first."""

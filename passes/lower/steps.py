@@ -1,11 +1,12 @@
-"""Products that run in steps and overlap with a collective: the work of each step, and the
-collective."""
+"""Products of several kernels: steps that overlap with a collective, the work of each step and the
+collective; and the decoding of a weight of few bits before its product."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from stagec.api import Expr, Facts, Operation, Value, call, is_parameter
+from stagec.api import Expr, Facts, Operation, Value, call, is_parameter, total
 from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ZERO
 from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, operand_dim
@@ -33,6 +34,19 @@ def shared_out(
     one |= kernel_attributes(part_of_kernel(along, part))
     rest |= kernel_attributes(part_of_kernel(along, lambda n: n - part(n)))
     return one, rest
+
+
+def decoding(
+    op: Operation, attrs: Mapping[str, RawAttr]
+) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
+    """The attributes of the kernel that decodes the weight of a product, and those of the product
+    without it; `attrs` are those of both together."""
+    made = op.results[1].tensor.local_bytes
+    moved = total(v.tensor.local_bytes for v in op.operands[1:]) + made
+    own: dict[str, RawAttr] = {"kind": "decode", "flops": ZERO, "bytes": moved, "out": made}
+    both, out = attrs["bytes"], op.results[0].tensor.local_bytes
+    assert isinstance(both, Expr)
+    return own, {**attrs, "bytes": both - moved, "out": out}
 
 
 def reduces(op: Operation) -> bool:

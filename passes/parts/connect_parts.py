@@ -81,7 +81,10 @@ def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) 
         return
     remedy = "choose a batch and degrees that divide each other"
     for d, (dim, cuts) in enumerate(zip(end_type(op).dims, crossing.way.cuts, strict=True)):
-        size = evaluate(dim.local, module.env)
+        try:
+            size = evaluate(dim.local, module.env)
+        except NotAnIntegerError as problem:  # parts of a batch that take turns
+            raise op.error(f"{way} cannot cross: {problem}", remedy=remedy) from None
         if size % cuts:
             what = f"dimension {d} has {size} on a rank, and crosses in {cuts} parts"
             raise op.error(f"{way} cannot cross: {what}", remedy=remedy)

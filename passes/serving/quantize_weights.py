@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import field, replace
 from math import gcd
 
@@ -28,7 +28,14 @@ from stagec.ir.traits import Recasts
 from stagec.ir.types import CACHED, DTYPE_BYTES
 from stagec.ir_spec.ops.attention_base import AttentionWork
 from stagec.ir_spec.ops.contraction import Add, Einsum
-from stagec.ir_spec.ops.quantized import ACTIVATIONS, FEED_FORWARD, FORMATS, ROUTED, WeightFormat
+from stagec.ir_spec.ops.quantized import (
+    ACTIVATIONS,
+    FEED_FORWARD,
+    FORMATS,
+    OUTPUTS,
+    ROUTED,
+    WeightFormat,
+)
 from stagec.ir_spec.ops.scan_base import ScanOp
 from stagec.ir_spec.strategy.axes import HEADS
 from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
@@ -147,8 +154,8 @@ def _of_parts(module: Module, weights: Sequence[Value], parts: str, auto: bool) 
     routed = {param for param, op in products.items() if any(map(_is_routed, op.operands))}
     if parts == ROUTED and (routed or not auto):
         return [param for param in weights if param in routed]
-    if parts == FEED_FORWARD and (routed or not auto):
-        attention = _attention(module)
+    if parts in (FEED_FORWARD, OUTPUTS) and (routed or not auto):
+        attention = _attention(module, outputs=parts == FEED_FORWARD)
         return [param for param in weights if products[param] not in attention]
     return list(weights)
 
@@ -158,9 +165,9 @@ def _is_routed(value: Value) -> bool:
     return any(dim.routed or dim.load for dim in value.tensor.dims)
 
 
-def _attention(module: Module) -> set[Operation]:
+def _attention(module: Module, *, outputs: bool) -> set[Operation]:
     """Attention and scans with the ops on which they depend and those that use their results, up to
-    the residual sums."""
+    the residual sums; the last products among these only with `outputs`."""
     mixers = (AttentionWork, ScanOp)
     waiting = [op for op in module.main.body.walk() if isinstance(op.definition, mixers)]
     behind: set[Operation] = set()
@@ -175,7 +182,15 @@ def _attention(module: Module) -> set[Operation]:
             attention.add(op)
             makers = (v.producer for v in op.operands)
             waiting += [each for each in makers if each is not None and not _is_sum(each)]
-    return attention
+    return attention if outputs else {op for op in attention if not _is_last(op, behind)}
+
+
+def _is_last(op: Operation, behind: Set[Operation]) -> bool:
+    """Whether no product of the ops `behind` attention depends on this one of them."""
+    users = {user for result in op.results for user, _ in result.uses} & behind
+    return op in behind and all(
+        not isinstance(user.definition, Einsum) and _is_last(user, behind) for user in users
+    )
 
 
 def _is_sum(op: Operation) -> bool:

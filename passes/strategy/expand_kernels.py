@@ -10,7 +10,7 @@ from stagec.ir_spec.ops.layout import PartOf, Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.ir_spec.strategy.selective import SelectiveRule
 from stagec.models import is_shipped
-from stagec.passes.strategy.local_sizes import on_rank
+from stagec.passes.strategy.local_sizes import is_on_rank
 from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
 
@@ -77,7 +77,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
         for name in _named(rule, op, counts=counts):
             expanded = True
             b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
-            made = forms[name](b, op, partial(on_rank, module, strategy))
+            made = forms[name](b, op, partial(is_on_rank, module, strategy))
             operands = list(op.operands)
             if made is None:
                 continue

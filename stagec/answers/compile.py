@@ -14,7 +14,7 @@ from stagec.formats.base import Format
 from stagec.formats.registry import BUILTIN
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
-from stagec.jobs.idle_flags import NO_GRAPHS, unscheduled, without_graphs
+from stagec.jobs.idle_flags import unscheduled, written_without_graphs
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
@@ -24,6 +24,7 @@ from stagec.jobs.request.machine import (
     USED_RANKS,
     machine_of,
     on_machine,
+    own_machine,
     rate_options,
     rated_machine,
 )
@@ -175,7 +176,8 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     if durations is not None and given["machine"] is not None:
         for pod, counts in each.items():
             peak = looks[pod].peak.result
-            counts.update(verdict_on(durations.machine, counts["mesh"], peak, session))
+            own = own_machine(pods.builders[pod].options, durations.machine)
+            counts.update(verdict_on(own, counts["mesh"], peak, session))
     result = analysis_of(options, each, each)
     compiled = time.perf_counter() - began
     written: list[Written] = []
@@ -227,16 +229,11 @@ def _without_graphs(
     given: Mapping[str, Any], formats: Sequence[Format], pods: Pods
 ) -> Iterator[Diagnostic]:
     """A warning of `--no-graphs` where no file has the time of the step, or the step no graph."""
-    if given["graphs"]:
-        return
-    from stagec.formats.timeline.ranks import TimelineFormat
     from stagec.time.costs.software import Software
 
-    if not any(isinstance(each, TimelineFormat) for each in formats):
-        shown = " and ".join(each.name for each in formats)
-        yield Diagnostic(f"{NO_GRAPHS} on {shown}, which has no launches", severity="warning")
-        return
-    yield from without_graphs(Software.of(module) for module in pods.modules.values())
+    if not given["graphs"]:
+        software = (Software.of(module) for module in pods.modules.values())
+        yield from written_without_graphs(formats, software)
 
 
 def _refuse_steps(given: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """`stagec compile` of several steps of serving: from their list to traces and a summary."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
@@ -12,7 +12,9 @@ from rich.console import Console
 
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.answers.time.table import TITLES, seconds_text, spreads_table
+from stagec.formats.base import Format
 from stagec.jobs.admission import Room, cache_room
+from stagec.jobs.idle_flags import written_without_graphs
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.serve_steps import StepList, StepsAsked
@@ -33,7 +35,7 @@ from stagec.serving.latency import latencies
 from stagec.serving.requests import SECOND
 from stagec.serving.step import Step
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.nodes import Measurements
 from stagec.time.costs.replay_options import ReplayOptions
@@ -51,8 +53,11 @@ def compile_steps(
     modules = StepModules(options, session)
     builder = modules.builder
     strategy = builder.strategy()
-    steps = _asked(options, given, session, modules, durations).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
+    _refuse_one_step(formats)
+    steps = _asked(options, given, session, modules, durations).steps()
+    if not given["graphs"]:
+        session.report(*_without_graphs(formats, given, modules, steps))
     if given["memory_events"] or given["tensor_names"]:
         raise error(
             "--memory-events and --tensor-names cannot be used with several steps",
@@ -80,6 +85,27 @@ def compile_steps(
     )
     wrote = time.perf_counter() - began - compiled
     return CompileAnswer(manifest, summary, output, written, times_text(compiled, wrote))
+
+
+def _refuse_one_step(formats: Sequence[Format]) -> None:
+    """Refuse formats that show the one step of a module. Raises `DiagnosticError`."""
+    for each in formats:
+        if "model" in each.needs:
+            raise error(
+                f"the format '{each.name}' has one step, --steps and --requests compile several",
+                remedy="leave them out and choose a step with --step, or choose another format",
+            )
+
+
+def _without_graphs(
+    formats: Sequence[Format], given: Mapping[str, Any], modules: StepModules, steps: StepList
+) -> Iterator[Diagnostic]:
+    """A warning of `--no-graphs` where no time of a step decides what runs, or no step is a
+    graph."""
+    timed = given["machine"] is not None and given["requests"] is not None
+    issued = (modules.compiled(step.together()).issued[""] for step in steps.distinct)
+    software = (job.software for each in issued for job in each.jobs)
+    yield from written_without_graphs(formats, software, timed=timed)
 
 
 def _asked(

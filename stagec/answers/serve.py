@@ -7,6 +7,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, TypeAlias, TypeVar
 
+from stagec.analysis.figures import MemoryFigures
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
@@ -160,6 +161,7 @@ def _served(
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
+        stack=steps[DECODE].stack,
         ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
         two_pods=two_pods,
         prompt=steps[PREFILL].prompt or 0,
@@ -281,12 +283,13 @@ def _rows(
     stages, groups = steps_in_flight(decode), groups_of(decode)
     problems: list[tuple[int, DiagnosticError]] = []
     fits_once = False
+    prompts = [] if two_pods else _figures_of_pods(options[PREFILL], prefill.sequences, session)
     doubled = (groups << power for power in range(LARGEST.bit_length()))
     for batch in wanted or takewhile(LARGEST.__ge__, doubled):
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit, reserved = decode_step(job, timer, session, whole, end)
+            report, fit, reserved = decode_step(job, timer, session, whole, end, prompts)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -317,6 +320,17 @@ def _rows(
         raise problems[0][1]
     if wanted:
         session.remark(*(f"--batches {batch} is left out: {why}" for batch, why in problems))
+
+
+def _figures_of_pods(
+    prefill: JobOptions, sequences: int, session: Session
+) -> list[Sequence[MemoryFigures]]:
+    """The figures of the steps of a prompt on pods that decode too: those of parts of each layer;
+    empty for other servers."""
+    from stagec.jobs.lowered import job_costs
+
+    chunks = prompt_chunks(prefill.changed(batch=sequences)) if of_layers(prefill) else ()
+    return [job_costs(chunk, session).figures().each for chunk in chunks]
 
 
 def _rounding_caution(batch: int, whole: int) -> Iterator[str]:

@@ -20,6 +20,8 @@ EXPERTS = "experts"
 EXPANDS = "expands"
 #: The marks of such products of experts in Triton kernels, and of Marlin kernels.
 TRITON, MARLIN = "triton", "marlin"
+#: The mark of an update that the host makes in its own memory.
+ON_HOST = "host"
 #: All marks of products that expand 4-bit weights.
 EXPANDING = EXPANDS, TRITON, MARLIN
 #: The mark of a kernel bound by memory whose work an adjacent kernel does, followed by `ALWAYS` or

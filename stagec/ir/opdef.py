@@ -35,10 +35,10 @@ Sizes = Mapping[str, Expr]
 Grads: TypeAlias = Sequence[Value | None]
 #: The axes over which special factors are split.
 Splits: TypeAlias = Mapping[str, tuple[str, ...]]
-#: The size of a dimension on one rank; None if it has no value.
-LocalSize: TypeAlias = Callable[[Expr], "int | None"]
+#: Whether a size is 1 on each rank; False if it has no value.
+IsOneOnRank: TypeAlias = Callable[[Expr], bool]
 #: Builds the unfused form of an op before it, and returns the values that replace its results.
-EagerForm: TypeAlias = "Callable[[Builder, Operation, LocalSize], Sequence[Value] | None]"
+EagerForm: TypeAlias = "Callable[[Builder, Operation, IsOneOnRank], Sequence[Value] | None]"
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
 _COMMON = (

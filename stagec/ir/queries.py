@@ -100,6 +100,10 @@ class Queries:
     _changes: list[tuple[Answers, Mapping[str, int]]] = field(
         default_factory=list[tuple[Answers, Mapping[str, int]]]
     )
+    #: The values of the last two matches, each with the number of answers: callers ask again.
+    _matched: list[tuple[int, Mapping[str, int]]] = field(
+        default_factory=list[tuple[int, Mapping[str, int]]]
+    )
 
     def change(self, values: Mapping[str, int]) -> None:
         """Set new values of symbols for later queries; they must follow from the answers so far."""
@@ -112,7 +116,9 @@ class Queries:
 
     def same(self, values: Mapping[str, int]) -> bool:
         """Whether all answers are equal for these initial values."""
-        now = dict(values)
+        now, asked = dict(values), (len(self.answers), values)
+        if asked in self._matched:
+            return True
         try:
             for answers, changed in (*self._changes, (self.answers, dict[str, int]())):
                 if any(question(now) != a for question, a in answers.items()):
@@ -120,6 +126,7 @@ class Queries:
                 now |= changed
         except (UnboundError, ArithmeticError):
             return False
+        self._matched = [asked, *self._matched[:1]]
         return True
 
 

@@ -18,6 +18,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
 from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.ir_spec.strategy.weights import WeightsRule
@@ -452,6 +453,14 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
                 remedy=did_you_mean(name, declared) or f"its symbols are: {', '.join(declared)}",
             )
         declared[name].attrs[name] = const(value)
+
+
+def count_copies(module: Module) -> None:
+    """Make the copies between device and host nodes, since they take time."""
+    for strategy in module.ops("stg.strategy"):
+        for op in strategy.body.ops:
+            if op.name == OffloadOp.name:
+                op.attrs["nodes"] = True
 
 
 def _trains(module: Module) -> bool:

@@ -13,10 +13,12 @@ from stagec.analysis.figures import FigureFormulas, Figures, MemoryFigures, join
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
 from stagec.analysis.model_flops import step_flops
 from stagec.ir.module import Module
+from stagec.jobs.builder import count_copies
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.planned import Looks
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
+from stagec.jobs.request.machine import own_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import Machine
@@ -73,6 +75,8 @@ class LoweredJob:
         are needed. Pods in `peers` are given as modules and not compiled. `progress` is called with
         messages. Raises `DiagnosticError`."""
         pods = Pods.of(options, session, peers=peers)
+        for builder in pods.every.values():
+            count_copies(builder.module)
         looks, watching = {pod: Looks() for pod in pods.every}, dict[str, list[Hooks]]()
         for pod, look in looks.items():
             passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)
@@ -173,10 +177,23 @@ def job_costs(options: JobOptions, session: Session | None = None) -> CompiledJo
     return CompiledJob.of(options, session)
 
 
+def rooms_of(job: CompiledJob | LoweredJob, machine: Machine) -> list[int]:
+    """The bytes that a rank may use on its machine, for each of `figures().each`. Raises
+    `DiagnosticError`."""
+    from stagec.analysis.memory_fit import room_of
+
+    figures = job.figures()
+    if isinstance(job, CompiledJob) or not figures.pods:
+        return [room_of(machine, figures.mesh)]
+    pods = job.pods.builders
+    own = {pod: own_machine(pods[pod].options, machine) for pod in figures.pods}
+    return [room_of(own[pod], each.mesh) for pod, each in figures.pods.items()]
+
+
 def _worst_fit(
     machine: Machine, jobs: Sequence[Issued], peaks: Sequence[int | None]
 ) -> MemoryFit | None:
     """The fit of the job with least memory left; None if one of them has no memory plan."""
-    each = zip(jobs, peaks, strict=True)
-    fits = [memory_fit(machine, job.mesh, peak) for job, peak in each if peak is not None]
+    each = ((job, peak) for job, peak in zip(jobs, peaks, strict=True) if peak is not None)
+    fits = [memory_fit(j.software.machine_of(machine), j.mesh, peak) for j, peak in each]
     return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None

@@ -77,6 +77,14 @@ class Report(ABC):
             ) from None
         return pandas.json_normalize(self.rows())
 
+    def __init_subclass__(cls) -> None:
+        """Give a dataclass this `__repr__` of one line instead of one with all its figures."""
+        super().__init_subclass__()
+        cls.__repr__ = Report.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"<stagec {type(self).__name__}: {self.title}>"
+
     def __str__(self) -> str:
         text = io.StringIO()
         self.print(text)

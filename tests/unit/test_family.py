@@ -141,6 +141,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], int]] = {
         {"V": (32001, 32000), "L": (16, 32)},
         2,
     ),
+    "one head of keys": (
+        {"model": "llama3-8b", "attention": "eager", "sizes": {"G": 1, "H": 8, "L": 2}},
+        {"B": (2, 1)},
+        2,
+    ),
+    "windows": (
+        {"model": "mistral-7b", "attention": "sdpa", "sizes": {"L": 4}},
+        {"W": (512, 1024)},
+        1,
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from stagec.jobs.idle_flags import unscheduled
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import OneOf
-from stagec.jobs.request.options import JobOptions, stated_stack
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.pipeline.instrument import PLAN
@@ -110,7 +110,6 @@ class PodsMemory(Report):
 
     def print(self, stream: TextIO) -> None:
         for plan in self.pods.values():
-            stream.write(f"{plan.data['model']}\n")
             plan.print(stream)
 
 
@@ -129,7 +128,7 @@ def memory(
     with session.once() as aside:
         for pod, builder in pods.builders.items():
             plan = footprint(builder.module, pods.titles[pod], fit)
-            plan |= stated_stack(builder.options)
+            plan["stack"] = builder.options.stack
             planned = Rebuilt(partial(_planned, options, pod), builder)
             plans[pod] = MemoryPlan(_with_fit(plan, limit, aside), planned, limit)
     return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))

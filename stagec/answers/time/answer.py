@@ -25,7 +25,7 @@ from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.command_line import step_command
 from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.measurements import remark_unused
-from stagec.jobs.request.options import JobOptions, stated_stack
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.machines import Machine
@@ -47,7 +47,7 @@ class StepAnswer(TimeReport, Report):
     pictures."""
 
     serve: str | None
-    stack: Mapping[str, str]
+    stack: str
     accepted: Acceptance
     alone_seconds: Mapping[str, float]
     turn_seconds: Mapping[str, float]
@@ -68,7 +68,7 @@ class StepAnswer(TimeReport, Report):
         pods = {name: dict(seconds) for name, seconds in each.items() if seconds}
         return {
             **super().as_json(),
-            **self.stack,
+            "stack": self.stack,
             **({} if self.errors is None else {"interval": self.interval}),
             **self._served(),
             **pods,
@@ -113,7 +113,7 @@ class StepAnswer(TimeReport, Report):
     def print(self, stream: TextIO) -> None:
         measured = "" if self.errors is None else self.errors.rows_text(kind_of(self.serve))
         interval = measured and interval_text(self.interval, measured)
-        print_time(self, stream, interval, tokens=rate_unit(self.accepted))
+        print_time(self, stream, self.stack, interval, tokens=rate_unit(self.accepted))
         pods = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
         for text, seconds in pods.items():
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())
@@ -177,13 +177,13 @@ def time(
             sent = transfer_of(timed)
             reports = {pod: step.report for pod, step in timed.steps.items()}
             command = step_command(options, machine, overlap=replay.overlap)
-            return PodsTime(reports, sent, accepted, command, drawn)
+            return PodsTime(reports, options.stack, sent, accepted, command, drawn)
         alone, turns = alone_seconds(timed), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
         **each,
         serve=options.serve,
-        stack=stated_stack(options),
+        stack=options.stack,
         accepted=accepted,
         alone_seconds=alone,
         turn_seconds=turns,

@@ -26,10 +26,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PodsTime(Report):
-    """The steps of both pods, timed separately, and the transfer between them. `command` is the
-    command line, and `drawn` computes the data of a trace."""
+    """The steps of both pods, timed separately, and the transfer between them. `stack` is
+    the software, `command` the command line, and `drawn` computes the data of a trace."""
 
     pods: Mapping[str, TimeReport]
+    stack: str
     transfer: TransferTime
     accepted: Acceptance
     command: str
@@ -51,7 +52,7 @@ class PodsTime(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
-        answer: dict[str, Any] = {"schema": SCHEMA}
+        answer: dict[str, Any] = {"schema": SCHEMA, "stack": self.stack}
         answer["pods"] = {pod: report.as_json() for pod, report in self.pods.items()}
         answer["handover"] = asdict(self.transfer)
         answer["serving"] = {
@@ -80,7 +81,7 @@ class PodsTime(Report):
     def print(self, stream: TextIO) -> None:
         for pod in PODS:
             unit = rate_unit(self.accepted) if pod == DECODE else "tokens/s"
-            print_time(self.pods[pod], stream, tokens=unit, pod=pod)
+            print_time(self.pods[pod], stream, self.stack, tokens=unit, pod=pod)
         _print(self, stream)
         stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
 
