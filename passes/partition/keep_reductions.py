@@ -1,7 +1,5 @@
 """keep-reductions: keeps what split products add up where backward computes the rest again."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
 from stagec.ir.rewrite import slice_into, stacked_outside
 from stagec.ir.traits import Repeats

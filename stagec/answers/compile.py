@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from stagec.answers.analyze import JobAnalysis, analysis_of, verdict_on
 from stagec.answers.compiled import CompileAnswer, times_text
+from stagec.formats.base import Format
 from stagec.formats.registry import BUILTIN
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
 from stagec.jobs.idle_flags import unscheduled, written_without_graphs
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pod_options import has_pods
@@ -44,8 +47,6 @@ from stagec.support.diagnostics import Diagnostic, error
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import ModelFlops
-    from stagec.formats.base import Format
-    from stagec.ir.module import Module
     from stagec.time.costs.durations import Durations
     from stagec.traces.emit import EmittedJob
     from stagec.traces.pod_programs import PodsJob
@@ -283,7 +284,6 @@ def check_archive_options(given: Mapping[str, Any]) -> None:
 def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
     """FLOPs of a step by the model's text, over all ranks."""
     from stagec.analysis.model_flops import step_flops
-    from stagec.ir.expr import evaluate
 
     return None if flops is None else evaluate(step_flops(flops, module.graphs), module.env)
 

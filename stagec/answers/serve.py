@@ -1,14 +1,13 @@
 """`stagec serve`: latency and throughput of a server over batches or over time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from stagec.analysis.figures import MemoryFigures
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
@@ -28,6 +27,7 @@ from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import Mixing, decode_step, groups_of, paced_seconds, prompts_peak
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import has_pods, of_layers, options_of_draft, options_of_pod
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
@@ -41,11 +41,8 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer
+from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, error
-
-if TYPE_CHECKING:
-    from stagec.analysis.figures import MemoryFigures
-    from stagec.machines import Machine
 
 Figures = TypeVar("Figures")
 
@@ -245,8 +242,6 @@ def _rates_at(
     mixes = Mixing.of(options[DECODE], first, output)
     if mixes is not None:
         return lambda decode, job, peak, _: mixes.rates(decode, peak, timer, session)
-    from stagec.jobs.lowered import job_costs
-
     batch = prefill.sequences // steps_in_flight(first)
     chunks = [*prompt_chunks(first.changed(batch=batch))]
 

@@ -1,23 +1,18 @@
 """Remedies for a server that does not fit: more ranks per layer, fewer bits per weight, or a larger
 device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from stagec.analysis.memory_fit import MemoryFit, room_of
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.machine import on_machine
-from stagec.machines import machines
+from stagec.jobs.request.options import JobOptions
+from stagec.machines import Machine, machines
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import DiagnosticError, error
-
-if TYPE_CHECKING:
-    from stagec.jobs.request.options import JobOptions
-    from stagec.machines import Machine
 
 Name = TypeVar("Name", int, str)
 

@@ -1,7 +1,5 @@
 """Replaces symbols and mesh axes by their values throughout a module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 

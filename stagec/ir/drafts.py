@@ -1,8 +1,6 @@
 """The parts of a decode step that speculative decoding uses: input tokens, logits, and state of
 sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.ir.builder import Builder

@@ -4,8 +4,6 @@ A kernel is a matrix product, fused attention, or bound by memory. The first two
 extents; `stagec.program.kernels` has those of a program as numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ pass through all of them.
 runs a 0, a 1, b 0, a 2, a 3, b 1: %h of a 2 is what b 0 yields, and %y is what b 1 yields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

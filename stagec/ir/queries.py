@@ -11,8 +11,6 @@ with the same answers:
 Reading a value directly notes the value itself, so every dependency is noted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """A cache of verification results, so that only what a pass has changed is verified again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from stagec.ir.core import Attr, Operation, Value

@@ -4,8 +4,6 @@
 `stagec.pipeline.verify`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 
 from stagec.ir.core import Attr, NamedAttr, NotATensorError, Operation, Region, Value

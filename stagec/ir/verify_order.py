@@ -1,8 +1,6 @@
 """Checks of layers of several kinds: every kind is a repeat, and the repeats of a stack pass their
 carried values to each other, and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation, Region, SymbolRef, Value

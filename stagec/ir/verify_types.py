@@ -1,7 +1,5 @@
 """Checks of single types: positive sizes, axes used once, and splits that are known to divide."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Value

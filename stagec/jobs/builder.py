@@ -4,8 +4,6 @@ Flags are written as a `stg.strategy` text and parsed like any other, so that st
 form; `--print-strategy` shows it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial

@@ -15,13 +15,13 @@ from stagec.jobs.builder import JobBuilder, count_copies
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.text.printer import print_op
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
+from stagec.time.step import Issued
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.machines import Machine
-    from stagec.time.step import Issued
 
 #: The structures that the process has compiled, the most recently used one last. Jobs that differ
 #: only in sizes and degrees have one structure.

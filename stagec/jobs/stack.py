@@ -5,8 +5,6 @@ Strategies and flags take precedence. A statement of the strategy gets the param
 that it does not have; a default that the statement refuses together with others is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ Ranks of one class have the same pipeline stage, and the same coordinate along e
 depend on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial

@@ -5,8 +5,6 @@ This module also adds the control dependencies that keep each stream in order: t
 collectives, the copies of each direction, the sends to each rank and the receives from each rank.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ stages in the prefill pod and on three in the decode pod. The second stage of pr
 from 3 on and sends to two stages: layer 3 goes to the second one, 4 and 5 go to the third.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product

@@ -5,8 +5,6 @@ Both pods identify a message by the number of its value among all that they exch
 microbatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

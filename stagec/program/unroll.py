@@ -5,8 +5,6 @@ is final, nodes get identifiers, and each stream (computations, collectives, the
 ordered pair of ranks) gets its control edges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from stagec.ir.core import Operation, Region

@@ -1,7 +1,5 @@
 """Gathers of parameters in a region, and the parameters that they gather."""
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import is_parameter
 from stagec.ir.traits import Recasts, Repeats, View

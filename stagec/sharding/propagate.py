@@ -13,8 +13,6 @@ An axis splits at most one factor of an op. Offers of a lower priority number co
 exclude each other, the order that moves fewer bytes is used (reshard_cost.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ The op that takes the rows out again also counts tokens, so it must have the sam
 gather of the rows between the two does not change this.
 """
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.rewrite import carried
 from stagec.ir.rule import Group, Rule

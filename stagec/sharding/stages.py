@@ -1,7 +1,5 @@
 """The layers and sections of each pipeline stage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Parameters, gradients and optimizer state, sharded over the axes of ZeRO."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from stagec.ir.core import Value

@@ -1,11 +1,9 @@
 """The time of a step on a machine, its breakdown, and the effect of better machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
@@ -20,6 +18,7 @@ from stagec.answers.time.table import (
 )
 from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving_step import PREFILL
+from stagec.jobs.figures import CompiledJob
 from stagec.jobs.idle_flags import unscheduled, without_graphs
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.acceptance import Acceptance
@@ -29,14 +28,12 @@ from stagec.jobs.request.measurements import remark_unused
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
-    from stagec.time.costs.replay_options import ReplayOptions
-    from stagec.time.step import Issued
+from stagec.time.costs.replay_options import ReplayOptions
+from stagec.time.step import Issued
 
 NOT_GIVEN = Acceptance(1.0, 1, given=False)
 
@@ -165,8 +162,6 @@ def time(
     turns: Mapping[str, float] = {}
     drawn: Callable[[], Timed] = partial(_with_memory, options, machine, replay)
     if again and not has_pods(options):
-        from stagec.jobs.figures import CompiledJob
-
         job = CompiledJob.of(options, session)
         report = job.time(machine, replay, levers=bool(levers))
         _remark(report, job.issued, replay, levers, session)

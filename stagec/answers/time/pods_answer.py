@@ -14,6 +14,7 @@ from stagec.jobs.request.serving_flags import PODS
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import bytes_text, console
+from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -109,7 +110,6 @@ def turn_seconds(timed: Timed) -> Mapping[str, float]:
     then the main model. Empty for one model. Raises `DiagnosticError`."""
     from stagec.formats.timeline.ranks import Replay
     from stagec.time.clock.intervals import node_times
-    from stagec.time.streams import PICOSECONDS
 
     if not timed.pods.guests:
         return {}
