@@ -42,15 +42,13 @@ class _Watch(Hooks):
         self.flops: ModelFlops | None = None
         self.tokens: Expr | None = None
 
-    def before_pass(self, pass_: Pass, module: Module) -> None:
-        module.decisions = self.decisions
-
     def after_pass(self, pass_: Pass, module: Module) -> None:
         if pass_.name == PLAN:
             self.plans = MemoryMoments(module)
         module.decisions = None
         if pass_.name in STATED:
             self.flops, self.tokens = model_flops(module), step_tokens(module)
+        module.decisions = self.decisions
 
 
 class _TextVerification(Verification):
@@ -182,9 +180,11 @@ class Compiled:
         self._plans_late = own and not plans and not around
         if self._plans_late:
             pipeline = pipeline.without({PLAN}).having(LOWERING, share_actions=True)
+        module.decisions = watch.decisions  # what is verified is a decision, too
         PassManager(pipeline, [watch, *text, *around], verify=not own).run(module)
         if own:
             verify_module(module)
+        module.decisions = None
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans, self.tokens = module, watch.plans, watch.tokens

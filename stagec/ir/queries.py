@@ -57,6 +57,20 @@ class Divides:
 
 
 @dataclass(frozen=True, slots=True)
+class IsWhole:
+    """Query: whether an expression is a whole number."""
+
+    expr: Expr
+
+    def __call__(self, values: Env) -> bool:
+        try:
+            evaluate(self.expr, values)
+        except NotAnIntegerError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class NumberOf:
     """Query: the number of an expression."""
 
@@ -122,7 +136,7 @@ class Queries:
                 if any(question(now) != a for question, a in answers.items()):
                     return False
                 now |= changed
-        except (UnboundError, ArithmeticError):
+        except (UnboundError, ArithmeticError, NotAnIntegerError):
             return False
         self._matched = [asked, *self._matched[:1]]
         return True
