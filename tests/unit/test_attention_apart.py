@@ -132,6 +132,8 @@ def test_requests_over_time_take_steps_of_both_pods() -> None:
     }
     assert ran["times"]["tpot"]["p50"] == pytest.approx(times["decode"]["step_seconds"])
     assert ran["times"]["ttft"]["p50"] == pytest.approx(times["prefill"]["step_seconds"], rel=0.01)
+    given = stagec("serve", *model, *part, *load, "--cache-blocks", "300", "--json")
+    assert json.loads(given.out)["pools"]["server"]["blocks"] == 300 * 2  # of two groups of ranks
     server = ran["pools"]["server"]
     assert (server["ranks"], server["computed"], server["decoded"]) == (4, 8 * 512, 8)
     refused = stagec("serve", *model, "--part", "x=y: tp=2", *load)
@@ -250,6 +252,7 @@ def test_what_several_machines_do_not_take_is_refused(flags: tuple[str, ...], te
     ("flags", "text"),
     [
         (("--pp", "2"), "a part with feed-forward cannot be used with pipeline stages"),
+        (("--lora", "wq"), "adapters cannot be used with the part 'x'"),
         (("--dp", "3"), "neither of which divides the other"),
         (("--dp", "24"), "B = 24 does not divide over 2*dp"),
     ],
