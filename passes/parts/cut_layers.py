@@ -9,6 +9,7 @@ from stagec.ir.traits import Repeats
 from stagec.ir.types import CACHED, PARAMETERS
 from stagec.ir_spec.ops.half_layers import behind_attention, with_inner
 from stagec.ir_spec.ops.parts import arrive, depart
+from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.ir_spec.strategy.microbatches import MicrobatchesRule
 from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import PartRule
@@ -57,6 +58,12 @@ def _check_turns(module: Module, rule: PartRule) -> None:
     """Raise `DiagnosticError` for statements that divide the batch in another way."""
     strategy = read_strategy(module)
     halves, microbatches = strategy.one(MoeRule), strategy.one(MicrobatchesRule)
+    if adapters := next(iter(strategy.all(LoraRule)), None):
+        raise error(
+            f"adapters cannot be used with the part '{rule.name}', which would need some of them",
+            adapters.loc,
+            remedy="leave --lora out, or the part: --pp 2 --afd has two stages",
+        )
     given = (
         (halves.two_batches, "two half batches", "--two-batch-overlap", halves.loc),
         (microbatches.count > 1, "microbatches", "--microbatches", microbatches.loc),

@@ -28,7 +28,14 @@ from stagec.answers.serve_steps import Mixing, decode_step, groups_of, paced_sec
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.lowered import job_costs
-from stagec.jobs.pod_options import has_pods, of_layers, options_of_draft, options_of_pod
+from stagec.jobs.pod_options import (
+    guests,
+    has_pods,
+    models_alone,
+    of_layers,
+    options_of_draft,
+    options_of_pod,
+)
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import question_command
@@ -325,12 +332,18 @@ def _rows(
 def _figures_of_pods(
     prefill: JobOptions, sequences: int, session: Session
 ) -> list[Sequence[MemoryFigures]]:
-    """The figures of the steps of a prompt on pods that decode too: those of parts of each layer;
-    empty for other servers."""
+    """The figures of the steps of a prompt on pods that decode too: those with parts of each layer,
+    or with a draft model; empty for other servers. A draft model on the ranks of its model has
+    steps of its own."""
     from stagec.jobs.lowered import job_costs
 
-    chunks = prompt_chunks(prefill.changed(batch=sequences)) if of_layers(prefill) else ()
-    return [job_costs(chunk, session).figures().each for chunk in chunks]
+    steps: list[Sequence[MemoryFigures]] = []
+    several = bool(of_layers(prefill)) or prefill.draft is not None
+    for chunk in prompt_chunks(prefill.changed(batch=sequences)) if several else ():
+        each = [job_costs(model, session).figures() for model in models_alone(chunk)]
+        pods = [figures.each for figures in each]
+        steps += pods if guests(chunk) else [[pod for own in pods for pod in own]]
+    return steps
 
 
 def _rounding_caution(batch: int, whole: int) -> Iterator[str]:

@@ -206,7 +206,8 @@ def context_seconds(
         )
 
     def look(job: JobOptions) -> float:
-        return context_bytes(job.changed(chunk=None), session)
+        each = (context_bytes(m, session) for m in models_alone(job.changed(chunk=None)))
+        return sum(each) if guests(job) else max(each)
 
     speed = loading_speed(where, timer.machine, given["disk_bandwidth"])
     return with_fewest(_prefills(options), look) / speed

@@ -25,7 +25,7 @@ from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import steps_in_flight
 from stagec.jobs.step_modules import groups_in
 from stagec.jobs.step_timer import StepTimer
-from stagec.memory.timeline import CACHES
+from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
@@ -83,7 +83,7 @@ def decode_step(
         most = [peak_of(pod, batch - step, step) for pod in decodes]
         for each in prompts:
             pods = zip(most, each, decodes, strict=True)
-            most = [max(peak, prompts_peak(p.by_stage, d, 1)) for peak, p, d in pods]
+            most = [max(peak, beside_peak(p.by_stage, d)) for peak, p, d in pods]
         return most
 
     before = whole = peaks(job)
@@ -109,6 +109,14 @@ def prompts_peak(
     caches of `steps` decode steps."""
     pairs = zip(prompts, decode, strict=True)
     return max(sum(p.values()) - p.get(CACHES, 0) + steps * d.get(CACHES, 0) for p, d in pairs)
+
+
+def beside_peak(prompts: Sequence[Mapping[str, int]], decode: Sequence[Mapping[str, int]]) -> int:
+    """The peak of the fullest rank in a step of prompts on ranks that stay as in a decode step:
+    with its caches and its weights, which may be those of a further model."""
+    stays = [sum(each.get(name, 0) for name in (*STATIC, CACHES)) for each in decode]
+    passing = [sum(n for name, n in p.items() if name not in (*STATIC, CACHES)) for p in prompts]
+    return max(map(sum, zip(stays, passing, strict=True)))
 
 
 def request_seconds(report: TimeReport) -> float:

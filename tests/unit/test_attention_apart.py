@@ -106,11 +106,12 @@ def test_a_step_of_prompts_has_room_beside_the_caches() -> None:
     ran = stagec("serve", *model, *load, "--machine", "h100-sxm", "--json")
     (point,) = json.loads(ran.out)["points"]
     peaks: dict[str, dict[str, int]] = {}
-    for step in (("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")):
-        counted = stagec("memory", *model, "--serve", step[0], "--batch", *step[1:], "--json")
+    steps = ("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")
+    for step, *asked in steps:
+        counted = stagec("memory", *model, "--serve", step, "--batch", *asked, "--json")
         pods = json.loads(counted.out)["pods"]
-        peaks[step[0]] = {n: each["classes"][0]["peak"] for n, each in pods.items()}
-        if step[0] == "prefill":
+        peaks[step] = {n: each["classes"][0]["peak"] for n, each in pods.items()}
+        if step == "prefill":
             (caches,) = (c["caches"] for c in [pods["main"]["classes"][0]["categories"]])
     held = 4 * (16001 + 1) * 2 * 2 * 2 * KV_HEADS * HEAD
     main = max(peaks["decode"]["main"], peaks["prefill"]["main"] - caches + held)
@@ -132,6 +133,8 @@ def test_requests_over_time_take_steps_of_both_pods() -> None:
     }
     assert ran["times"]["tpot"]["p50"] == pytest.approx(times["decode"]["step_seconds"])
     assert ran["times"]["ttft"]["p50"] == pytest.approx(times["prefill"]["step_seconds"], rel=0.01)
+    given = stagec("serve", *model, *part, *load, "--cache-blocks", "300", "--json")
+    assert json.loads(given.out)["pools"]["server"]["blocks"] == 300 * 2  # of two groups of ranks
     server = ran["pools"]["server"]
     assert (server["ranks"], server["computed"], server["decoded"]) == (4, 8 * 512, 8)
     refused = stagec("serve", *model, "--part", "x=y: tp=2", *load)
@@ -250,6 +253,7 @@ def test_what_several_machines_do_not_take_is_refused(flags: tuple[str, ...], te
     ("flags", "text"),
     [
         (("--pp", "2"), "a part with feed-forward cannot be used with pipeline stages"),
+        (("--lora", "wq"), "adapters cannot be used with the part 'x'"),
         (("--dp", "3"), "neither of which divides the other"),
         (("--dp", "24"), "B = 24 does not divide over 2*dp"),
     ],

@@ -289,7 +289,9 @@ def _pool(
         room = models.room(timer.machine, largest, block, given.get("limit"))
         blocks, fixed = room.blocks, room.fixed
     of_ranks = groups // halves
-    of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
+    # half batches have room of their own, and share what is given
+    blocks *= of_ranks if room is None else groups
+    of_groups = tokens * of_ranks, sequences * of_ranks, blocks or None
     limits = ServerLimits(*of_groups, block, tokens, of_ranks, fixed)
 
     about = options, timer, session, models, groups, halves, accepted
