@@ -252,7 +252,8 @@ class Issued:
     def costs(self, table: CostTable) -> NodeCosts:
         """The costs of the prototypes of all classes, computed once for each sample."""
         computations = table.prepare(self.samples)
-        pairs, places = self._on_mesh.costed(self._programs.numbers, table)
+        of = self._programs
+        pairs, places = self._on_mesh.costed(of.samples, of.numbers, table)
         rows = [
             computations[i] if i in computations else table.cost(self.samples[i], distances)
             for distances, i in pairs

@@ -79,7 +79,10 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
         return seconds
     kept = efficiency.sustained
     share = np.array([kept.experts if _is_grouped(k) else 1.0 for k in kernels])
-    busy = np.array([_busy(machine, k) for k in kernels], dtype=float)
+    products = {k.dtype for k in kernels if k.kind != "memory"}
+    peaks = {dtype: peak(machine, dtype) for dtype in products}
+    moved = machine.memory.bandwidth.value
+    busy = np.array([_busy(k, peaks.get(k.dtype, 0.0), moved) for k in kernels], dtype=float)
     return seconds * (1 + busy * (1 / (kept.products * share) - 1))
 
 
@@ -90,14 +93,13 @@ def _is_grouped(kernel: Kernel) -> bool:
     return kernel.form == EXPERTS and kernel.extents[0] > 1
 
 
-def _busy(machine: Machine, kernel: Kernel) -> float:
+def _busy(kernel: Kernel, peak_flops: float, bandwidth: float) -> float:
     """How much of the loss of sustained load a product or attention has: none if it computes for
     less than a quarter of the time in which it moves its bytes, both at peak rates, all of it if
     for half of that time or longer, and a linear share between these (an assumption)."""
     if kernel.kind == "memory":
         return 0.0
-    moving = kernel.bytes / machine.memory.bandwidth.value
-    computing = kernel.flops / peak(machine, kernel.dtype)
+    moving, computing = kernel.bytes / bandwidth, kernel.flops / peak_flops
     return min(max((computing / max(moving, _NONE) - _COOL) / (_HOT - _COOL), 0.0), 1.0)
 
 
