@@ -333,7 +333,8 @@ def test_each_parameter_has_the_origin_that_says_it(tmp_path: Path) -> None:
 
 
 #: Jobs that have what statements are about: shards, ranks of experts, of stages and of parts of
-#: sequences, layers to compute again, adapters beside weights in 4 bits, steps of a server.
+#: sequences, layers to compute again, states on the host, adapters beside weights in 4 bits, steps
+#: of a server.
 JOBS: Sequence[dict[str, Any]] = (
     {},
     {"zero": 3},
@@ -341,6 +342,7 @@ JOBS: Sequence[dict[str, Any]] = (
     {"pp": 2},
     {"cp": 2},
     {"recompute": "selective"},
+    {"offload": "optimizer"},
     {"lora": "wq", "weight_dtype": "mxfp4"},
     {"serve": "decode", "batch": 8, "context": 8},
 )
