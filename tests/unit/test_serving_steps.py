@@ -499,11 +499,11 @@ def test_a_policy_that_has_no_blocks_is_named() -> None:
 
 def test_no_more_steps_than_are_asked_for() -> None:
     replica, run = stepped_server(
-        [Request(0, 8, 9), Request(9, 8, 9)], ServerLimits(64, 4), lambda step: (1, 1), 3
+        [Request(0, 8, 9)] * 4, ServerLimits(16, 4), lambda step: (2, 1), 3, stages=2
     )
     run.run()
     assert len(replica.steps) == 3
-    replica.check(2 - len(run.done))
+    replica.check(4 - len(run.done))
 
 
 class _WrittenOut(BatchingPolicy):
