@@ -28,6 +28,7 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.emission import workers
 from stagec.jobs.request.job_file import JobFile, asked_job, job_text
 from stagec.jobs.request.limit import Limit, LimitType
 from stagec.jobs.request.machine import UsedRanks, machine_of
@@ -44,6 +45,8 @@ from stagec.jobs.request.option import (
 )
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.machines import Machine
+from stagec.output.report import Report
 from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
@@ -55,8 +58,6 @@ if TYPE_CHECKING:
     from stagec.answers.serve_answer import ServeAnswer
     from stagec.answers.sweep.run import SweepAnswer
     from stagec.jobs.request.signature import JobFlags
-    from stagec.machines import Machine
-    from stagec.output.report import Report
     from stagec.searches.answer import SearchAnswer
     from stagec.searches.server.answer import ServerSearchAnswer
 
@@ -385,7 +386,6 @@ def _sweep(
     from stagec.answers.sweep.rows import Case
     from stagec.answers.sweep.run import answer_of, rows_of, selection_of, with_limit
     from stagec.answers.sweep.table import ANALYSIS, TIME
-    from stagec.jobs.request.emission import workers
 
     with asked(depth=5) as session:
         if not isinstance(cast("object", over), Mapping):
@@ -443,8 +443,6 @@ def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
 
 
 def _machine(given: object, session: Session) -> Machine:
-    from stagec.machines import Machine
-
     if isinstance(given, Machine):
         return given
     if isinstance(given, str | Path):

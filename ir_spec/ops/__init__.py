@@ -1,7 +1,5 @@
 """The built-in ops: each class with a `name` defines one. `OPS` lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType

@@ -1,14 +1,12 @@
 """Attention as one fused kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, same
-from stagec.ir.opdef import EagerForm, Grads, LocalSize, Sizes, Splits
+from stagec.ir.opdef import EagerForm, Grads, IsOneOnRank, Sizes, Splits
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule
 from stagec.ir.serving_step import ServingStep
@@ -31,7 +29,6 @@ from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.rope import RotaryEmbedding
-from stagec.support.diagnostics import error
 
 _PARAMS = (
     *SCORES,
@@ -84,7 +81,7 @@ class _Flash(AttentionOp):
 NO_KERNEL = ("alibi", "sinks", "softcap")
 
 
-def _expanded(b: Builder, op: Operation, on_rank: LocalSize) -> None:
+def _expanded(b: Builder, op: Operation, is_one: IsOneOnRank) -> None:
     """The pass `expand-attention` writes this form instead."""
 
 
@@ -131,7 +128,7 @@ class FlashAttention(_Flash):
             "joined_queries": self._by_head,
         }
 
-    def _by_head(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _by_head(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """If a head of queries is concatenated of parts (`torch.cat`), its tokens are consecutive
         in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
         flash_api.cpp), and is copied for the following product (`transpose(1, 2).contiguous()` of
@@ -146,7 +143,7 @@ class FlashAttention(_Flash):
         return [b.value("stg.reorder", [first], hint=f"{first.name}_o"), *others]
 
     def _repeated_heads(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """Keys and values that several heads share are copied for each head, as with `repeat_kv` of
         torchtitan; the kernel then has a head of keys for each head of queries. On a rank with a
@@ -155,7 +152,7 @@ class FlashAttention(_Flash):
             return None
         q, *shared = op.operands[:3]
         heads, groups = q.tensor.dims[-2].size, shared[0].tensor.dims[-2].size
-        if same(heads, groups) or on_rank(groups) == 1:
+        if same(heads, groups) or is_one(groups):
             return None
         rows = [b.value("stg.repeat_heads", [v], {"heads": heads}, hint=v.name) for v in shared]
         return self._with_operands(b, op, [q, *rows, *op.operands[3:]])
@@ -180,9 +177,8 @@ class FlashAttention(_Flash):
         if not step.is_tokens(q.size) or not step.is_tokens(keys.size):
             return None
         if not op.flag("causal"):
-            raise error(
+            raise op.error(
                 "attention without a causal mask reads later tokens, which do not exist yet",
-                op.loc,
                 remedy="serve a causal model",
             )
         span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)

@@ -9,8 +9,6 @@ with `%q` on n ranks of cp, and the keys split over them,
     %y = stg.sum_parts(%p, %w')                            w' is the rank's own; a partial sum
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.ir.builder import Builder, RawAttr

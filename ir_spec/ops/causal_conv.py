@@ -4,8 +4,6 @@ Over a split sequence, each rank needs the last K-1 inputs of the previous rank,
 backward, it needs the first K-1 gradients of the next rank. Both are one message to a neighbour.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

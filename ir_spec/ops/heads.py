@@ -1,7 +1,5 @@
 """Copies of heads of keys and values that several heads of queries share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

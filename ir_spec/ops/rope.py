@@ -1,7 +1,5 @@
 """Positions inside attention: rotary embedding, temperature, and biases that depend on distance."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +9,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.serving_step import ServingStep
@@ -119,13 +117,13 @@ class RotaryEmbedding(OpDef):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"scaled_rope": self._in_steps, "complex_rope": self._complex}
 
-    def _complex(self, b: Builder, op: Operation, on_rank: LocalSize) -> None:
+    def _complex(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> None:
         """Make it one product of complex numbers between two casts: pytorch/torchtitan,
         models/llama3/model/model.py, `apply_rotary_emb`."""
         if "term" not in op.attrs:
             op.attrs[COMPLEX.name] = True
 
-    def _in_steps(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _in_steps(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """Build the product with the cosines, that of the exchanged halves with the sines, and
         their sum, as `apply_rotary_pos_emb` in NVIDIA/Megatron-LM,
         megatron/core/models/common/embeddings/rope_utils.py, does because the kernel of Transformer

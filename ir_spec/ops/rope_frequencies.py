@@ -1,7 +1,5 @@
 """The frequencies of rotary positions, and how they are stretched for long contexts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

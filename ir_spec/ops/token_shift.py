@@ -1,8 +1,6 @@
 """The token shift of RWKV: each token receives the value of the previous one; the gradient is the
 reverse shift."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

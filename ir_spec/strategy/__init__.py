@@ -1,8 +1,6 @@
 """The statements of a strategy, one per file: how a model is split over a mesh and how it runs,
 without changes to its text. `STATEMENTS` lists them."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from stagec.ir_spec.ops import ops_of
@@ -14,7 +12,7 @@ _MODULES = """
     gather tp_inputs tp_outputs blocking fusion capacity expert_load routing dtypes autocast
     bucket recompute selective offload optimizer gradients inputs saved_tensors stage_buffers
     loss kernels hosts scheduler sustained collectives moe redundant_experts weights lora adapters
-    dropout freeze pad_vocabulary pad_dimensions part
+    dropout freeze pad_vocabulary pad_dimensions part machine
 """
 STATEMENTS: tuple[Statement, ...] = tuple(
     op

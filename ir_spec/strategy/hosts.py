@@ -1,7 +1,5 @@
 """How the program that launches kernels keeps up with its device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -42,7 +42,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     letters,
     made_by,
     read_strategy,
@@ -120,30 +119,31 @@ def differentiate(module: Module) -> None:
     that trains nothing is left unchanged. Raises `DiagnosticError` if there is no scalar loss, no
     parameter, or a parameter that does not influence the loss.
     """
-    func = module.main
-    end = func.body.terminator
-    params = module.trainable()
-    if "part" in func.attrs and not params and not _passes_on(func):
+    func, params = module.main, module.trainable()
+    is_part = "part" in func.attrs
+    if is_part and not params and not _passes_on(func):
         return
-    loss = end.operands[0] if end.operands else None
-    if func.text("part", MAIN) != MAIN:
-        _TrainingStep(module, read_strategy(module), params).run(None)
-        return
-    type_ = loss.type if loss is not None else None
-    if not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
-        type_shown = "nothing" if loss is None else type_
-        raise error(
-            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
-            end.loc,
-            remedy="return a loss first, or compile without backward: --pipeline forward",
-        )
-    if not params and "part" not in func.attrs:
-        raise error(
+    loss = _scalar_loss(func) if func.text("part", MAIN) == MAIN else None
+    if not params and not is_part:
+        raise func.error(
             f"@{func.symbol} has no parameters to train",
-            func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
     _TrainingStep(module, read_strategy(module), params).run(loss)
+
+
+def _scalar_loss(func: Operation) -> Value:
+    """The first result of a function. Raises `DiagnosticError` if that is not a scalar loss."""
+    end = func.body.terminator
+    loss = end.operands[0] if end.operands else None
+    type_ = loss.type if loss is not None else None
+    if loss is None or not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
+        type_shown = "nothing" if loss is None else type_
+        raise end.error(
+            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
+            remedy="return a loss first, or compile without backward: --pipeline forward",
+        )
+    return loss
 
 
 def _passes_on(func: Operation) -> bool:
@@ -193,9 +193,8 @@ class _TrainingStep:
     ) -> Value:
         grad = tape.take(param, at_once=True)
         if grad is None:
-            raise error(
+            raise param.error(
                 f"parameter %{param.name} does not influence the loss",
-                param.loc,
                 remedy="use it, or drop the clause 'param'",
             )
         loc = made_by(PASS, param.loc)
@@ -218,9 +217,8 @@ class _TrainingStep:
         carry, count = op.integer("carry", 1), op.expr("count")
         given = [tape.take(r) for r in op.results[:carry]]
         if any(tape.has(r) for r in op.results[carry:]):
-            raise error(
+            raise op.error(
                 "stacked results of a repeat have no gradient yet",
-                op.loc,
                 remedy="return them beside the loss instead of using them for it",
             )
         live = self._live_carries(op, {i for i, g in enumerate(given) if g is not None})
@@ -264,9 +262,8 @@ class _TrainingStep:
         carry, count, region = op.integer("carry", 1), op.expr("count"), back.body
         carried = [inner.take(op.body.args[i]) for i in live]
         if any(c is None for c in carried):
-            raise error(
+            raise op.error(
                 "a carried value of this repeat does not influence what it yields",
-                op.loc,
                 remedy="do not carry it",
             )
         yields: list[Value] = [c for c in carried if c is not None]

@@ -9,8 +9,6 @@ With a frozen tower in front of a trained model,
 value from another part of the model needs one if that part trains it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from stagec.api import Module, Operation, Value

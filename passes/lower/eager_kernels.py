@@ -1,8 +1,6 @@
 """Marks of computations for which PyTorch has kernels of its own (`stg.kernels[elementwise =
 torch]`). `stagec/time/costs/eager.py` defines the cost of each mark."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from stagec.api import OpDef, Operation, is_parameter

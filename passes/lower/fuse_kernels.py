@@ -2,8 +2,6 @@
 compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -40,9 +38,9 @@ class FuseKernels(Pass):
 
     A kernel whose work another kernel does is marked `continues`. With `sums` this is the sum at
     the end of a layer if the next layer starts with its norm (fused_add_rms_norm). With `experts`
-    these are the ordering of tokens for experts in 4 bits, their activation and the cast of its
-    result. With `stg.collectives[norms]` these are the sum and the norm after an all_reduce, which
-    its kernel does.
+    these are the ordering of tokens for experts in mxfp4 and nvfp4, their activation and the cast
+    of its result. With `stg.collectives[norms]` these are the sum and the norm after an all_reduce,
+    which its kernel does.
 
     FLOPs do not change. The memory plan knows the computations only: a value that is used inside of
     one kernel only still has a buffer in the plan.
@@ -155,7 +153,7 @@ def _activates(kernel: Sequence[Operation]) -> bool:
     product = makers[0] if makers else None
     users = (user for v in kernel[-1].results for user, _ in v.uses)
     routed = product is not None and any(d.routed or d.load for d in product.result.tensor.dims)
-    four = routed and product is not None and _bits(product.operands[1].tensor.dtype) == 4
+    four = routed and product is not None and _is_in_4_bits(product)
     return four and not any(isinstance(user.definition, Combine) for user in users)
 
 
@@ -166,7 +164,13 @@ def _hands_out(kernel: Sequence[Operation]) -> bool:
     users = [user for user, _ in kernel[0].result.uses]
     while users and users[0].has(Fusible):
         users = [user for v in users[0].results for user, _ in v.uses]
-    return any(_is_product(u) and _bits(u.operands[1].tensor.dtype) == 4 for u in users)
+    return any(_is_product(u) and _is_in_4_bits(u) for u in users)
+
+
+def _is_in_4_bits(product: Operation) -> bool:
+    """Whether the weights of a product are floats of 4 bits: Marlin, which multiplies int4, does no
+    more than that (vLLM, fused_marlin_moe.py)."""
+    return product.operands[1].tensor.dtype == "f4e2m1"
 
 
 def _first_users(op: Operation) -> Iterator[Operation]:

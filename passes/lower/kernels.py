@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.api import Expr, Operation, Region, Strategy, Value, call, const, error, total
+from stagec.api import Expr, Operation, Region, Strategy, Value, call, const, total
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.kernel import (
@@ -18,14 +18,16 @@ from stagec.ir.kernel import (
     EXPERTS,
     EXTENTS,
     MARLIN,
+    ON_HOST,
     TRITON,
     KernelShape,
 )
-from stagec.ir.traits import Free
+from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, SDPA, TORCH, KernelsRule
+from stagec.ir_spec.strategy.optimizer import HOST
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.passes.lower.eager_kernels import eager_mark
 from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed, work_of
@@ -53,15 +55,18 @@ class KernelForms:
     experts, and products that expand 4-bit weights. Marlin expands integers (vLLM,
     `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`); mxfp4 of experts is
     expanded by Triton kernels unless the strategy asks for `marlin`.
-    `blocks` is the kernel of other products in 8 bits."""
+    `expert_blocks` is the kernel of experts in 8 bits, `blocks` that of other products in 8 bits.
+    With `host`, updates of offloaded states are those of the host."""
 
     attention: str
     experts: bool
     fused: bool
     marlin: bool
     blocks: str
+    expert_blocks: str
     torch: bool
     cast: str
+    host: bool
 
     @classmethod
     def of(cls, strategy: Strategy) -> KernelForms:
@@ -73,8 +78,9 @@ class KernelForms:
         torch = kernels.elementwise == TORCH
         autocast = strategy.one(AutocastRule)
         cast = autocast.to if autocast.on else ""
-        marlin, blocks = kernels.expands == MARLIN, kernels.blocks
-        return cls(attention, experts, fused, marlin, blocks, torch, cast)
+        marlin, in_blocks = kernels.expands == MARLIN, (kernels.blocks, kernels.experts)
+        host = strategy.optimizer.offloaded == HOST
+        return cls(attention, experts, fused, marlin, *in_blocks, torch, cast, host)
 
     def work(self, op: Operation) -> ComputeWork:
         """The work of an op as its kernel does it. Attention whose operands autocast does not cast
@@ -91,6 +97,8 @@ class KernelForms:
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
         if kernel is None:
+            if self.host and _is_of_host(op):
+                return ON_HOST
             if where := op.text("continues", ""):
                 return f"{CONTINUES}_{where}"
             return eager_mark(op) if self.torch else ""
@@ -101,10 +109,17 @@ class KernelForms:
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
             expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
-        if self.blocks != DEVICE and not dealt and EIGHT_BITS.issuperset(dtypes):
-            return self.blocks
+        blocks = self.expert_blocks if dealt else self.blocks
+        if blocks != DEVICE and EIGHT_BITS.issuperset(dtypes):
+            return blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""
+
+
+def _is_of_host(op: Operation) -> bool:
+    """Whether an op updates what the device has as a copy of values on the host."""
+    makers = (v.producer for v in op.operands)
+    return op.phase == "optimizer" and any(m is not None and m.has(CopiesMemory) for m in makers)
 
 
 def _with_mask(kernel: KernelShape, window: Expr) -> KernelShape:
@@ -166,8 +181,7 @@ def _check_operands(region: Region, kernel: Sequence[Operation]) -> None:
 
 
 def _not_adjacent(op: Operation, first: Operation, but: str) -> Exception:
-    return error(
+    return op.error(
         f"'{op.name}' is fused with '{first.name}' in one kernel, but {but}",
-        op.loc,
         remedy="leave out 'fused', or let 'fuse-kernels' choose the kernels",
     )

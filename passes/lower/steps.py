@@ -1,13 +1,12 @@
-"""Products that run in steps and overlap with a collective: the work of each step, and the
-collective."""
-
-from __future__ import annotations
+"""Products of several kernels: steps that overlap with a collective, the work of each step and the
+collective; and the decoding of a weight of few bits before its product."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from stagec.api import Expr, Facts, Operation, Value, call, error, is_parameter
+from stagec.api import Expr, Facts, Operation, Value, call, is_parameter, total
 from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ZERO
 from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, operand_dim
@@ -35,6 +34,19 @@ def shared_out(
     one |= kernel_attributes(part_of_kernel(along, part))
     rest |= kernel_attributes(part_of_kernel(along, lambda n: n - part(n)))
     return one, rest
+
+
+def decoding(
+    op: Operation, attrs: Mapping[str, RawAttr]
+) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
+    """The attributes of the kernel that decodes the weight of a product, and those of the product
+    without it; `attrs` are those of both together."""
+    made = op.results[1].tensor.local_bytes
+    moved = total(v.tensor.local_bytes for v in op.operands[1:]) + made
+    own: dict[str, RawAttr] = {"kind": "decode", "flops": ZERO, "bytes": moved, "out": made}
+    both, out = attrs["bytes"], op.results[0].tensor.local_bytes
+    assert isinstance(both, Expr)
+    return own, {**attrs, "bytes": both - moved, "out": out}
 
 
 def reduces(op: Operation) -> bool:
@@ -111,9 +123,8 @@ def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
     axes = gathers[0].over
     if any(g.over != axes for g in gathers):
         over = (f"%{op.operands[g.operand].name} over {', '.join(g.over)}" for g in gathers)
-        raise error(
+        raise op.error(
             f"'{op.name}' gathers {' and '.join(over)} itself, expected the same axes",
-            op.loc,
             remedy="gather one of them before, with stg.sharding_constraint",
         )
     return axes
@@ -143,9 +154,8 @@ def one_axis(op: Operation) -> str:
     """The axis of the mesh along which an op sends. Raises `DiagnosticError` for several."""
     axis, *more = op.names("over")
     if more:
-        raise error(
+        raise op.error(
             f"'{op.name}' goes round the axes {', '.join((axis, *more))}, expected one axis",
-            op.loc,
             remedy="split the sequence over one axis of the mesh, or lay it out with --mesh",
         )
     return axis

@@ -6,8 +6,6 @@ region become one call for each group of axes, or buckets of a given size. Sums 
 become one call where a strategy asks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stagec.api import (

@@ -15,6 +15,7 @@ from stagec.ir_spec.strategy.kernels import UNFUSED
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
 from stagec.program.nodes import Node
+from stagec.support.diagnostics import error
 from stagec.time.cautions import cautions, of_software
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
@@ -158,6 +159,11 @@ def time_report(
     ranks, in symbols and axes with these `values`; tokens with an open size are unknown. `levers`
     says whether to time better machines, None for steps of few nodes only. `fit` computes lazily
     whether the job fits. Raises `DiagnosticError`."""
+    machines = [job.software.machine_of(machine) for job in issued.jobs]
+    unlike = any(job.software.machine for job in issued.jobs)
+    if unlike:
+        _check_one(replay, levers)
+        levers = False
     step = step_time(issued, machine, replay)
     if levers is None:
         levers = step.classes.graph.count <= _MANY
@@ -166,7 +172,10 @@ def time_report(
     seconds, ranks = step.seconds, sum(map(len, members))
     needed = None if model_flops is None else evaluate(model_flops, values)
     read = _known(tokens, values)
+    on = list(zip(issued.jobs, machines, strict=True))
     peak = _peak(machine)
+    if unlike:
+        peak = sum(_peak(own) * sum(map(len, job.members)) for job, own in on) / ranks
     available = ranks * peak * seconds
     every = iter(step.devices.graph.classes)
     executed = sum(
@@ -174,13 +183,11 @@ def time_report(
         for job in issued.jobs
         for number, each in enumerate(job.members)
     )
-    meshes = [job.mesh for job in issued.jobs]
-    kernels = list(dict.fromkeys(filter(None, (_attention(job, machine) for job in issued.jobs))))
-    blocks = dict.fromkeys(job.software.kernels.blocks for job in issued.jobs)
-    used = (level for mesh in meshes for level in machine.for_mesh(mesh).network)
+    used = (level for job, own in on for level in own.for_mesh(job.mesh).network)
+    kernels = list(dict.fromkeys(filter(None, (_attention(job, own) for job, own in on))))
     return TimeReport(
         model=model,
-        machine=machine.name,
+        machine=" and ".join(dict.fromkeys(each.name for each in machines)),
         ranks=ranks,
         mesh=dict(issued.mesh),
         step_seconds=seconds,
@@ -197,12 +204,35 @@ def time_report(
         levers=tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         costed_by={name: step.ways.get(way, 0) for name, way in _FOUND.items()},
         used_ranks={e.name: e.used for e in used if e.used not in (None, e.ranks)},
-        cautions=(*cautions(machine, meshes), *of_software(machine, kernels, blocks)),
+        cautions=tuple(_cautions(on)),
         attention=", ".join(kernels),
         ranks_of_classes=[len(each) for each in members],
         step=step,
         planned=fit,
     )
+
+
+def _check_one(replay: ReplayOptions, levers: bool | None) -> None:
+    """Raise `DiagnosticError` for what is about the one machine of a step, whose pods have several
+    (`stg.machine`)."""
+    for given, what in ((levers, "--levers"), (replay.measured, "measured kernels")):
+        if given:
+            raise error(
+                f"{what} cannot be used with --on-machine, with which a step has several machines",
+                remedy=f"leave {what} out, or --on-machine",
+            )
+
+
+def _cautions(on: Sequence[tuple[Issued, Machine]]) -> Iterator[str]:
+    """The cautions about each machine and the jobs that it runs."""
+    machines = {own.name: own for _, own in on}
+    for name, machine in machines.items():
+        jobs = [job for job, own in on if own.name == name]
+        yield from cautions(machine, [job.mesh for job in jobs])
+        kernels = dict.fromkeys(filter(None, (_attention(job, machine) for job in jobs)))
+        rules = [job.software.kernels for job in jobs]
+        blocks = dict.fromkeys(kernel for rule in rules for kernel in (rule.blocks, rule.experts))
+        yield from of_software(machine, kernels, blocks)
 
 
 def _peak(machine: Machine) -> float:

@@ -19,7 +19,7 @@ from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.command_line import question_command
 from stagec.jobs.request.limit import AT_HAND, Limit
-from stagec.jobs.request.machine import on_machine
+from stagec.jobs.request.machine import on_machine, own_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED, Serving
 from stagec.jobs.session import Session
@@ -149,10 +149,13 @@ def analyze(
     _check(pods.first, limit, machine)
     # several pods have the counts alone, unless more is requested
     whole = not pods.several or symbolic or machine is not None or limit is not None
-    how: dict[str, Any] = {"machine": machine, "symbolic": symbolic}
     looks = {pod: Looks() for pod in pods.every}
+    how: dict[str, dict[str, Any]] = {
+        pod: {"machine": machine and own_machine(each.options, machine), "symbolic": symbolic}
+        for pod, each in pods.builders.items()
+    }
     serving = {
-        pod: [Planned(partial(serving_figures, builder=each, limit=limit, **how))]
+        pod: [Planned(partial(serving_figures, builder=each, limit=limit, **how[pod]))]
         for pod, each in pods.builders.items()
         if each.serving is not None
     }
@@ -167,9 +170,9 @@ def analyze(
         if whole:
             result["repeated"] = builder.repeated.shares
         for figures in (each.result for each in serving.get(pod, ()) if each.result is not None):
-            result["serving"] = {**figures, "ops": op_bounds(module, **how)}
-        if machine is not None:
-            result |= verdict_on(machine, result["mesh"], look.peak.result, session)
+            result["serving"] = {**figures, "ops": op_bounds(module, **how[pod])}
+        if (own := how[pod]["machine"]) is not None:
+            result |= verdict_on(own, result["mesh"], look.peak.result, session)
         counts[pod] = result
     numbers = counts
     if symbolic and pods.several:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.answers.time.table import TITLES, seconds_text, spreads_table
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room
+from stagec.jobs.idle_flags import written_without_graphs
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.request.steps import TICK
@@ -38,12 +39,13 @@ from stagec.serving.step import Step
 from stagec.serving.step_times import SECOND
 from stagec.serving.stepped import StepTime
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.replay_options import ReplayOptions
 from stagec.traces.emit import EmittedJob
 
 if TYPE_CHECKING:
+    from stagec.formats.base import Format
     from stagec.machines import Machine
 
 #: The number of first and last steps that are printed if there are many.
@@ -58,8 +60,11 @@ def compile_steps(
     modules = StepModules(options, session)
     builder = modules.builder
     strategy = builder.strategy()
-    steps = _asked(options, given, session, modules, durations).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
+    _refuse_one_step(formats)
+    steps = _asked(options, given, session, modules, durations).steps()
+    if not given["graphs"]:
+        session.report(*_without_graphs(formats, given, modules, steps))
     if given["memory_events"] or given["tensor_names"]:
         raise error(
             "--memory-events and --tensor-names cannot be used with several steps",
@@ -87,6 +92,27 @@ def compile_steps(
     )
     wrote = time.perf_counter() - began - compiled
     return CompileAnswer(manifest, summary, output, written, times_text(compiled, wrote))
+
+
+def _refuse_one_step(formats: Sequence[Format]) -> None:
+    """Refuse formats that show the one step of a module. Raises `DiagnosticError`."""
+    for each in formats:
+        if "model" in each.needs:
+            raise error(
+                f"the format '{each.name}' has one step, --steps and --requests compile several",
+                remedy="leave them out and choose a step with --step, or choose another format",
+            )
+
+
+def _without_graphs(
+    formats: Sequence[Format], given: Mapping[str, Any], modules: StepModules, steps: StepList
+) -> Iterator[Diagnostic]:
+    """A warning of `--no-graphs` where no time of a step decides what runs, or no step is a
+    graph."""
+    timed = given["machine"] is not None and given["requests"] is not None
+    issued = (modules.compiled(step.together()).issued[""] for step in steps.distinct)
+    software = (job.software for each in issued for job in each.jobs)
+    yield from written_without_graphs(formats, software, timed=timed)
 
 
 def _asked(

@@ -1,14 +1,13 @@
 """`stagec serve`: latency and throughput of a server over batches or over time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from stagec.analysis.figures import MemoryFigures
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
@@ -28,7 +27,15 @@ from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import Mixing, decode_step, groups_of, paced_seconds, prompts_peak
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.jobs.pod_options import has_pods, of_layers, options_of_draft, options_of_pod
+from stagec.jobs.lowered import job_costs
+from stagec.jobs.pod_options import (
+    guests,
+    has_pods,
+    models_alone,
+    of_layers,
+    options_of_draft,
+    options_of_pod,
+)
 from stagec.jobs.pods import one_group
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import question_command
@@ -41,10 +48,8 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer
+from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, error
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 Figures = TypeVar("Figures")
 
@@ -163,6 +168,7 @@ def _served(
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
+        stack=steps[DECODE].stack,
         ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
         two_pods=two_pods,
         prompt=steps[PREFILL].prompt or 0,
@@ -243,8 +249,6 @@ def _rates_at(
     mixes = Mixing.of(options[DECODE], first, output)
     if mixes is not None:
         return lambda decode, job, peak, _: mixes.rates(decode, peak, timer, session)
-    from stagec.jobs.lowered import job_costs
-
     batch = prefill.sequences // steps_in_flight(first)
     chunks = [*prompt_chunks(first.changed(batch=batch))]
 
@@ -286,12 +290,13 @@ def _rows(
     stages, groups = steps_in_flight(decode), groups_of(decode)
     problems: list[tuple[int, DiagnosticError]] = []
     fits_once = False
+    prompts = [] if two_pods else _figures_of_pods(options[PREFILL], prefill.sequences, session)
     doubled = (groups << power for power in range(LARGEST.bit_length()))
     for batch in wanted or takewhile(LARGEST.__ge__, doubled):
         whole = -(-batch // groups) * groups
         job = decode.changed(batch=-(-batch // (groups * stages)) * groups)
         try:
-            report, fit, reserved = decode_step(job, timer, session, whole, end)
+            report, fit, reserved = decode_step(job, timer, session, whole, end, prompts)
         except DiagnosticError as raised:
             problems.append((batch, raised))
             continue
@@ -322,6 +327,23 @@ def _rows(
         raise problems[0][1]
     if wanted:
         session.remark(*(f"--batches {batch} is left out: {why}" for batch, why in problems))
+
+
+def _figures_of_pods(
+    prefill: JobOptions, sequences: int, session: Session
+) -> list[Sequence[MemoryFigures]]:
+    """The figures of the steps of a prompt on pods that decode too: those with parts of each layer,
+    or with a draft model; empty for other servers. A draft model on the ranks of its model has
+    steps of its own."""
+    from stagec.jobs.lowered import job_costs
+
+    steps: list[Sequence[MemoryFigures]] = []
+    several = bool(of_layers(prefill)) or prefill.draft is not None
+    for chunk in prompt_chunks(prefill.changed(batch=sequences)) if several else ():
+        each = [job_costs(model, session).figures() for model in models_alone(chunk)]
+        pods = [figures.each for figures in each]
+        steps += pods if guests(chunk) else [[pod for own in pods for pod in own]]
+    return steps
 
 
 def _rounding_caution(batch: int, whole: int) -> Iterator[str]:

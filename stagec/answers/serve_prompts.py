@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from math import prod
+from math import lcm, prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.memory_fit import MemoryFit, room_of
@@ -15,9 +15,11 @@ from stagec.answers.requests.tiers import context_bytes, loading_speed
 from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import paced_seconds, peak_of, request_seconds, timed_step
 from stagec.answers.time.timed import time_job
+from stagec.ir.module import Module
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
@@ -27,22 +29,22 @@ from stagec.jobs.pod_options import (
     options_of_pod,
     pod_names,
 )
-from stagec.jobs.pods import one_group
+from stagec.jobs.pods import Pods, one_group
 from stagec.jobs.request.combine import divisors
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer
+from stagec.machines import Machine
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.time.costs.network import level_between_pods
 from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
-    from stagec.machines import Machine
     from stagec.time.transfer import TransferTime
 
 Figures = TypeVar("Figures")
@@ -64,7 +66,6 @@ def sending(
 ) -> tuple[TimeReport, TransferTime]:
     """The time of a prefill step without transfers, and that of the transfer of its caches to the
     pod that decodes. Raises `DiagnosticError`."""
-    from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
     machine, replay = timer.machine, ReplayOptions(measured=timer.measured)
@@ -113,8 +114,11 @@ def _sequences(options: JobOptions) -> Iterator[int]:
     if options.serve == DISAGGREGATED:  # caches cross in halves if either pod has half batches
         decode = JobBuilder(options_of_pod(DECODE, options.changed(chunk=None))).module
         halves = max(halves, read_strategy(decode).in_turn)
-    most = prod(module.axis_sizes.values()) * max(1, strategy.microbatches) * halves
-    yield from divisors(most)
+    ranks = prod(module.axis_sizes.values())
+    if of_layers(options):  # each pod has groups of its own
+        pods = Pods.of(options.changed(chunk=None), Session()).modules.values()
+        ranks = lcm(*(prod(each.axis_sizes.values()) for each in pods))
+    yield from divisors(ranks * max(1, strategy.microbatches) * halves)
 
 
 def _prompts_module(options: JobOptions) -> Module:
@@ -172,7 +176,6 @@ def prompts_fit(
     largest chunk and on the rank with the least memory left, and remedies if it does not. Every
     stage holds the caches of the prompts in flight. Raises `DiagnosticError`, also if it does not
     fit and batches were not `asked` for."""
-    from stagec.jobs.lowered import job_costs
 
     def look(options: JobOptions) -> tuple[MemoryFit, JobOptions, Mapping[str, int]]:
         fits: list[tuple[MemoryFit, JobOptions, Mapping[str, int]]] = []
@@ -203,7 +206,8 @@ def context_seconds(
         )
 
     def look(job: JobOptions) -> float:
-        return context_bytes(job.changed(chunk=None), session)
+        each = (context_bytes(m, session) for m in models_alone(job.changed(chunk=None)))
+        return sum(each) if guests(job) else max(each)
 
     speed = loading_speed(where, timer.machine, given["disk_bandwidth"])
     return with_fewest(_prefills(options), look) / speed

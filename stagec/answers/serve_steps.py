@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING
 
+from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.serving_rates import (
     PodStep,
     ServingRates,
@@ -23,16 +23,19 @@ from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import steps_in_flight
+from stagec.jobs.step_modules import groups_in
 from stagec.jobs.step_timer import StepTimer
-from stagec.memory.timeline import CACHES
+from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.step import SequenceClass, step_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_fit import MemoryFit
+    from stagec.analysis.figures import MemoryFigures
     from stagec.analysis.time_report import TimeReport
+    from stagec.jobs.figures import CompiledJob
+    from stagec.jobs.lowered import LoweredJob
 
 #: The composition of a step that is compiled for its strategy only.
 _ONE = "decode=1x1"
@@ -54,24 +57,42 @@ def paced_seconds(report: TimeReport, options: JobOptions, most: int | None = No
 
 
 def decode_step(
-    options: JobOptions, timer: StepTimer, session: Session, batch: int, end: int
+    options: JobOptions,
+    timer: StepTimer,
+    session: Session,
+    batch: int,
+    end: int,
+    prompts: Sequence[Sequence[MemoryFigures]] = (),
 ) -> tuple[TimeReport, MemoryFit | None, int]:
     """The time of a decode step, whether the caches of the whole batch, over all pipeline stages,
     fit the memory that `stg.scheduler` may use, and the bytes that it reserves in addition: with
-    `reserve`, for sequences of `end` tokens. Raises `DiagnosticError`."""
-    from stagec.jobs.lowered import job_costs
+    `reserve`, for sequences of `end` tokens. `prompts` are the figures by pod of steps that prefill
+    on the same pods. Raises `DiagnosticError`."""
+    from stagec.jobs.lowered import job_costs, rooms_of
 
     job = job_costs(options, session)
     report = timer.time(job)
     if report.fit is None:
         return report, None, 0
     rule = read_strategy(JobBuilder(options).module).one(SchedulerRule)
-    step, room = options.batch or batch, rule.room(report.fit.room)
-    peak = whole = peak_of(job.figures().by_stage, batch - step, step)
+    step = options.batch or batch
+    rooms = [rule.room(room) for room in rooms_of(job, timer.machine)]
+
+    def peaks(job: CompiledJob | LoweredJob) -> list[int]:
+        decodes = [pod.by_stage for pod in job.figures().each]
+        most = [peak_of(pod, batch - step, step) for pod in decodes]
+        for each in prompts:
+            pods = zip(most, each, decodes, strict=True)
+            most = [max(peak, beside_peak(p.by_stage, d)) for peak, p, d in pods]
+        return most
+
+    before = whole = peaks(job)
     if rule.reserve:
-        last = job_costs(options.changed(context=end), session)
-        whole = peak_of(last.figures().by_stage, batch - step, step)
-    return report, replace(report.fit, peak=whole, room=room), whole - peak
+        whole = peaks(job_costs(options.changed(context=end), session))
+    pods = zip(whole, rooms, before, strict=True)
+    fits = [(MemoryFit(peak, room), peak - now) for peak, room, now in pods]
+    fit, reserved = min(fits, key=lambda each: each[0].by)
+    return report, fit, reserved
 
 
 def peak_of(stages: Sequence[Mapping[str, int]], others: int, step: int) -> int:
@@ -90,6 +111,14 @@ def prompts_peak(
     return max(sum(p.values()) - p.get(CACHES, 0) + steps * d.get(CACHES, 0) for p, d in pairs)
 
 
+def beside_peak(prompts: Sequence[Mapping[str, int]], decode: Sequence[Mapping[str, int]]) -> int:
+    """The peak of the fullest rank in a step of prompts on ranks that stay as in a decode step:
+    with its caches and its weights, which may be those of a further model."""
+    stays = [sum(each.get(name, 0) for name in (*STATIC, CACHES)) for each in decode]
+    passing = [sum(n for name, n in p.items() if name not in (*STATIC, CACHES)) for p in prompts]
+    return max(map(sum, zip(stays, passing, strict=True)))
+
+
 def request_seconds(report: TimeReport) -> float:
     """The seconds of a request outside of its steps."""
     return report.step.request / PICOSECONDS
@@ -98,13 +127,7 @@ def request_seconds(report: TimeReport) -> float:
 def groups_of(decode: JobOptions) -> int:
     """The number of groups of ranks with their own sequences, times the microbatches of a step and
     the overlapping halves of a batch; 1 for several pods, each of which has its own groups."""
-    if has_pods(decode):
-        return 1
-    module = JobBuilder(decode.changed(batch=None)).module
-    strategy = read_strategy(module)
-    over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-    parts = max(1, strategy.microbatches) * strategy.in_turn
-    return prod(module.axis_sizes.get(a, 1) for a in over) * parts
+    return 1 if has_pods(decode) else groups_in(JobBuilder(decode.changed(batch=None)).module)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ cycle, so if classes have no cycle, ranks have none. Otherwise ranks of a class 
 with different classes are distinguished, such as pipeline stages that run the same program. If
 there are still cycles, the graph is built of single ranks."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 

@@ -4,8 +4,6 @@ A send precedes its receive; the nodes of a collective on all its members are on
 a deadlock.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass

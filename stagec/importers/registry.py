@@ -1,7 +1,5 @@
 """The registry of model families: built-in ones, and those of plug-ins."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from importlib import import_module

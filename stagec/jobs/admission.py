@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
+from operator import sub
 from typing import TYPE_CHECKING
 
-from stagec.analysis.memory_fit import room_of
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.jobs.lowered import rooms_of
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK
 from stagec.jobs.session import Session
-from stagec.jobs.step_modules import StepModules
+from stagec.jobs.step_modules import ServedSteps
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.policy import ServerLimits
 from stagec.serving.requests import HASH_BLOCK, Request
@@ -22,6 +22,8 @@ from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
+    from stagec.jobs.figures import CompiledJob
+    from stagec.jobs.lowered import LoweredJob
     from stagec.machines import Machine
 
 
@@ -50,7 +52,7 @@ def largest_step(requests: Sequence[Request], tokens: int, sequences: int) -> St
 
 
 def cache_room(
-    models: Sequence[StepModules],
+    models: Sequence[ServedSteps],
     machine: Machine,
     largest: Step,
     tokens: int,
@@ -63,17 +65,14 @@ def cache_room(
     activations do not fit."""
     from stagec.output.tables import bytes_text
 
-    full = [each.compiled(largest).figures() for each in models]
-    mesh = full[0].mesh
-    if limit is None or limit.text == AT_HAND:
-        scheduler = read_strategy(models[0].builder.module).one(SchedulerRule)
-        room = scheduler.room(room_of(machine, mesh))
-    else:
-        room = limit.room(mesh)
-    stages = list(zip(*(each.by_stage for each in full), strict=True))
-    taken = [sum(map(_weights, memory)) + max(map(_passing, memory)) for memory in stages]
-    if max(taken) > room:
-        needed, left, over = map(bytes_text, (max(taken), room, max(taken) - room))
+    jobs = [[each.compiled(step) for step in each.apart(largest)] for each in models]
+    rooms = _rooms(models[0], jobs[0][0], machine, limit)
+    each_taken = [[*map(_taken, zip(*map(_stages, steps), strict=True))] for steps in jobs]
+    stages = list(zip(*each_taken, strict=True))
+    taken = [sum(w for w, _ in memory) + max(p for _, p in memory) for memory in stages]
+    least, most, room = max(zip(map(sub, taken, rooms), taken, rooms, strict=True))
+    if least > 0:
+        needed, left, over = map(bytes_text, (most, room, least))
         raise error(
             f"weights and the activations of a step of {largest.tokens:,} tokens need {needed} "
             f"per rank, but {machine.name} has {left}: {over} are missing",
@@ -81,17 +80,41 @@ def cache_room(
             "bits (--weight-dtype fp8), or add --cache-blocks all, which ignores the memory of the "
             "machine",
         )
-    ranks = prod(mesh.values())
+    ranks = models[0].ranks
     one, two = (_cached(models, SequenceClass(1, n * tokens - 1, 1, ranks)) for n in (1, 2))
     each = [more - c or c for c, more in zip(one, two, strict=True)]  # of a block
-    blocks = [(room - memory) * ranks // c for memory, c in zip(taken, each, strict=True) if c]
+    free = map(sub, rooms, taken)
+    blocks = [left * ranks // c for left, c in zip(free, each, strict=True) if c]
     fixed = (-(-(c - block) // block) for c, block in zip(one, each, strict=True) if block)
-    return Room(room, max(taken), min(blocks, default=0), max(fixed, default=0))
+    return Room(room, most, min(blocks, default=0), max(fixed, default=0))
 
 
-def _cached(models: Sequence[StepModules], sequences: SequenceClass) -> list[int]:
+def _rooms(
+    models: ServedSteps, job: CompiledJob | LoweredJob, machine: Machine, limit: Limit | None
+) -> list[int]:
+    """The bytes that a rank of each stage may use."""
+    pods = job.figures().each
+    if limit is None or limit.text == AT_HAND:
+        scheduler = read_strategy(models.builder.module).one(SchedulerRule)
+        rooms = [scheduler.room(room) for room in rooms_of(job, machine)]
+    else:
+        rooms = [limit.room(pod.mesh) for pod in pods]
+    return [room for pod, room in zip(pods, rooms, strict=True) for _ in pod.by_stage]
+
+
+def _stages(job: CompiledJob | LoweredJob) -> list[Mapping[str, int]]:
+    """The memory of a rank of each stage, of all pods."""
+    return [stage for pod in job.figures().each for stage in pod.by_stage]
+
+
+def _taken(steps: Sequence[Mapping[str, int]]) -> tuple[int, int]:
+    """The bytes of weights of a stage, and the most bytes of activations in any of these steps."""
+    return max(map(_weights, steps)), max(map(_passing, steps))
+
+
+def _cached(models: Sequence[ServedSteps], sequences: SequenceClass) -> list[int]:
     """The bytes that a rank of each stage caches of sequences."""
-    kept = (each.compiled(step_of([sequences])).figures().by_stage for each in models)
+    kept = (_stages(each.compiled(step_of([sequences]))) for each in models)
     stages = zip(*kept, strict=True)
     return [sum(memory.get(CACHES, 0) for memory in stage) for stage in stages]
 
@@ -126,7 +149,7 @@ def prefix_block(options: JobOptions, requests: Sequence[Request]) -> int:
 
 
 def check_requests(
-    requests: Sequence[Request], model: StepModules, every: Sequence[ServerLimits], session: Session
+    requests: Sequence[Request], model: ServedSteps, every: Sequence[ServerLimits], session: Session
 ) -> None:
     """Refuse requests that exceed the cache of a replica with one of these limits, and warn of
     requests beyond the positions of the model."""

@@ -2,8 +2,6 @@
 with `--part` each pod has a part of the model; with `--draft` a pod has a model of its own, on its
 own ranks or on those of the other model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -16,8 +14,10 @@ from stagec.jobs.request.combine import complete
 from stagec.jobs.request.draft import DraftText
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS, PartText
+from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
+from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
 
@@ -118,7 +118,9 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
     if name == options.rest:
         return of_part
     (part,) = (part for part in options.part if part.name == name)
-    return _with_flags(of_part, f"--part {name}", part.flags)
+    of_part = _with_flags(of_part, f"--part {name}", part.flags)
+    own = of_part.on_machine
+    return on_machine(of_part, load_machine(own)) if own else of_part
 
 
 def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOptions:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.figures import CompiledJob
-from stagec.jobs.pod_options import guests, models_alone
+from stagec.jobs.lowered import LoweredJob
+from stagec.jobs.part_steps import PartSteps
+from stagec.jobs.pod_options import guests, models_alone, of_layers
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
-from stagec.jobs.step_modules import StepModules
+from stagec.jobs.step_modules import ServedSteps, StepModules
 from stagec.serving.step import Step, step_of
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
 T = TypeVar("T")
+AnyJob: TypeAlias = CompiledJob | LoweredJob
 
 
 @dataclass(frozen=True)
@@ -28,30 +30,32 @@ class ServedModels:
     one, which runs at the same time on ranks of its own, or `by_turns` on the same ranks. A draft
     model also computes the tokens of prompts, since it needs their caches."""
 
-    every: Sequence[StepModules]
+    every: Sequence[ServedSteps]
     by_turns: bool = False
 
     @classmethod
     def of(cls, options: JobOptions, session: Session) -> ServedModels:
         """The models of a server. Raises `DiagnosticError`."""
         plain = options.changed(serve=None, prompt=None, context=None)
+        if of_layers(options):
+            return cls([PartSteps(plain, session)])
         each = [StepModules(model, session) for model in models_alone(plain)]
         return cls(each, by_turns=bool(guests(options)))
 
     @property
-    def main(self) -> StepModules:
+    def main(self) -> ServedSteps:
         """The model that is served."""
         return self.every[0]
 
     @property
-    def _pods(self) -> Sequence[Sequence[StepModules]]:
+    def _pods(self) -> Sequence[Sequence[ServedSteps]]:
         """The models, grouped by the ranks that they run on."""
         return [self.every] if self.by_turns else [[each] for each in self.every]
 
     @property
     def ranks(self) -> int:
         """The number of ranks of all models."""
-        return sum(prod(pod[0].builder.module.axis_sizes.values()) for pod in self._pods)
+        return sum(pod[0].ranks for pod in self._pods)
 
     @property
     def replicas(self) -> int:
@@ -59,12 +63,12 @@ class ServedModels:
         draft model on ranks of its own there is one. Raises `DiagnosticError`."""
         return len(self.main.replicas) if len(self._pods) == 1 else 1
 
-    def together(self, of: Callable[[CompiledJob], float], step: Step) -> float:
+    def together(self, of: Callable[[AnyJob], float], step: Step) -> float:
         """A figure of a step for all models: the sum if they run by turns, else the largest. Raises
         `DiagnosticError`."""
         return self.joined(self.each(of, step))
 
-    def each(self, of: Callable[[CompiledJob], T], step: Step) -> list[T]:
+    def each(self, of: Callable[[AnyJob], T], step: Step) -> list[T]:
         """A figure of a step for each model. Raises `DiagnosticError`."""
         return [of(models.compiled(self._dealt(step, models))) for models in self.every]
 
@@ -83,7 +87,7 @@ class ServedModels:
             rooms.append(replace(room, blocks=blocks))
         return min(rooms, key=lambda each: each.blocks)
 
-    def _dealt(self, step: Step, models: StepModules) -> Step:
+    def _dealt(self, step: Step, models: ServedSteps) -> Step:
         """A step of each group of `main`, divided over the groups of one of the models."""
         of, over = self.main.groups, models.groups
         if of == over:

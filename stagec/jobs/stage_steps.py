@@ -1,8 +1,6 @@
 """Steps of servers on pipeline stages: a step is one microbatch, while other steps are on other
 stages."""
 
-from __future__ import annotations
-
 from stagec.jobs.pod_options import has_pods, options_of_pod
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
@@ -11,14 +9,14 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 
 def of_a_stage(options: JobOptions) -> JobOptions:
     """The options of a step on pipeline stages, with one microbatch unless --microbatches is given
-    or microbatches alternate (`--afd`); with two pods, for each of them. Raises
-    `DiagnosticError`."""
+    or microbatches alternate (`--afd`); with two pods, for each of them. Parts have the
+    microbatches of the job. Raises `DiagnosticError`."""
     if options.serve == DISAGGREGATED and not options.part:
         asked = options.changed(chunk=None)
         several = [pod for pod in PODS if _has_microbatches(options_of_pod(pod, asked))]
         texts = {pod: f"{getattr(options, pod) or ''} microbatches=1".strip() for pod in several}
         return options.changed(**texts)
-    one = _has_microbatches(options) and not has_pods(options)
+    one = _has_microbatches(options) and not options.part
     return options.changed(microbatches=1) if one else options
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Protocol
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.ir.expr import evaluate
@@ -20,7 +22,50 @@ from stagec.serving.step import SequenceClass, Step
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 
+if TYPE_CHECKING:
+    from stagec.ir.module import Module
+    from stagec.jobs.lowered import LoweredJob
+
 _ANY = Step((SequenceClass(1, 1, 1),))
+
+
+class ServedSteps(Protocol):
+    """The steps of a model of a server. `builder` has its model, sizes and strategy; `groups` of
+    its `ranks` have sequences of their own, which `replicas` of the server share."""
+
+    builder: JobBuilder
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        ...
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of ranks with sequences of their own."""
+        ...
+
+    @property
+    def replicas(self) -> Sequence[Mapping[str, int]]:
+        """The coordinates of each replica of the server."""
+        ...
+
+    def apart(self, step: Step) -> Sequence[Step]:
+        """The steps in which the server runs the classes of a step."""
+        ...
+
+    def compiled(self, step: Step) -> CompiledJob | LoweredJob:
+        """A step. Raises `DiagnosticError`."""
+        ...
+
+
+def groups_in(module: Module) -> int:
+    """The number of groups of ranks of a pod with their own sequences, times the microbatches of a
+    step and the parts of a batch that take turns."""
+    strategy = read_strategy(module)
+    over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
+    parts = max(1, strategy.microbatches) * strategy.in_turn
+    return prod(module.axis_sizes.get(a, 1) for a in over) * parts
 
 
 class StepModules:
@@ -49,6 +94,15 @@ class StepModules:
         """The builder of a step. Raises `DiagnosticError`."""
         plain = dict.fromkeys(("batch", "prompt", "context", "chunk", "speculative"))
         return JobBuilder(self._options.changed(serve=MIXED, step=str(step), **plain), session)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return prod(self.builder.module.axis_sizes.values())
+
+    def apart(self, step: Step) -> Sequence[Step]:
+        """The step itself."""
+        return [step]
 
     @property
     def compiles(self) -> int:

@@ -15,8 +15,6 @@ the chunks are those of the group with most (`_fullest`). `ExactSteps` evaluates
 `StepSurface.check` compares.
 """
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A program is unrolled once for all values with which it has the same nodes; `Res
 nodes for other values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

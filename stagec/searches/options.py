@@ -59,7 +59,8 @@ SEARCH = (
         option(FLAGS["part"]),
         help="Give a part of the model its own mesh and strategy, which do not vary, on "
         "ranks in addition to --ranks: 'encoder=e: tp=2,dp=2'. May be given several "
-        "times.",
+        "times. With --serve server: also try workers whose feed-forward has some of the ranks, "
+        "'experts=feed-forward'.",
     ),
     *(knob_option(flag) for flag in KNOBS.values()),
     limit_option(

@@ -1,7 +1,5 @@
 """The work of an operation on one rank, and of operations that run as one kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple

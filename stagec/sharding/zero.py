@@ -1,7 +1,5 @@
 """Parameters, gradients and optimizer state, sharded over the axes of ZeRO."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from stagec.ir.core import Value
@@ -12,7 +10,6 @@ from stagec.ir.types import TensorType, axis_size
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import Strategy
-from stagec.support.diagnostics import error
 
 
 class Sharder:
@@ -53,9 +50,8 @@ class Sharder:
         message = f"over {axes} no dimension of {names} divides: they stay whole"
         share = self._share_left_whole()
         if share > Fraction(1, 100) and self._preferred:  # scalars have no dimension to shard
-            raise error(
+            raise self._strategy.error(
                 f"{message}, {float(share):.0%} of all parameters",
-                self._strategy.loc,
                 remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0, "
                 "or --shard-padding dim0",
             )

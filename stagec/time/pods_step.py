@@ -23,6 +23,7 @@ from stagec.time.clock.graph import ClassIssue, StepGraph, Way, step_graph
 from stagec.time.clock.hosts import HostTimes
 from stagec.time.clock.times import ClockedStep
 from stagec.time.costs.network import level_between_pods
+from stagec.time.costs.nodes import PodEnd
 from stagec.time.step import Issued, host_costs
 
 #: `peers[pod][other][message][rank]` is the rank of the other pod that a rank of the pod meets.
@@ -51,6 +52,14 @@ class IssuedPods:
     def between(self, machine: Machine) -> Mapping[str, Level]:
         """The level of the network that joins the pods. Raises `DiagnosticError`."""
         return dict.fromkeys(self.pods, level_between_pods(machine, [e.mesh for e in self.jobs]))
+
+    def elsewhere(self, machine: Machine, own: Machine) -> Mapping[str, PodEnd]:
+        """The pods that run on another machine than `own`, where `machine` is that of the step:
+        their machine, and the level of its network that joins them to other pods. Raises
+        `DiagnosticError`."""
+        machines = {p: job.software.machine_of(machine) for p, job in self.pods.items()}
+        others = {p: each for p, each in machines.items() if each.name != own.name}
+        return {p: (each, self.between(each)[p]) for p, each in others.items()}
 
     def graph(
         self, *, overlap: bool, one_stream: bool = False, eager: int | None = None

@@ -17,7 +17,7 @@ from stagec.ir.queries import Queries, TrackedValues
 from stagec.ir_spec.strategy.hosts import NEVER
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
-from stagec.program.groups import GroupAxes, Groups, number_groups
+from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Node, Program
 from stagec.program.sizes import Resizable, what_it_does
 from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
@@ -25,7 +25,8 @@ from stagec.time.clock.hosts import HostTimes, delay_kernels
 from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
-from stagec.time.costs.nodes import CostTable, picoseconds
+from stagec.time.costs.nodes import CostTable, PodEnd, picoseconds
+from stagec.time.costs.on_mesh import OnMesh
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
 from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
@@ -60,6 +61,13 @@ class _Programs:
         self.size = sum(map(len, self.programs))
         self._graphs: dict[Hashable, StepGraph] = {}
         self._hosts: tuple[Hashable, ClockedStep] | None = None
+        self._on_mesh: OnMesh | None = None
+
+    def on(self, mesh: Mapping[str, int]) -> OnMesh:
+        """What the classes have on a mesh; that of the last mesh is kept."""
+        if self._on_mesh is None or self._on_mesh.mesh != mesh:
+            self._on_mesh = OnMesh(self.classes, mesh)
+        return self._on_mesh
 
     def _numbered(self) -> list[tuple[list[int], Ints]]:
         known: dict[Hashable, int] = {}
@@ -244,19 +252,12 @@ class Issued:
     def costs(self, table: CostTable) -> NodeCosts:
         """The costs of the prototypes of all classes, computed once for each sample."""
         computations = table.prepare(self.samples)
-        known: dict[tuple[int, int], int] = {}
-        rows: list[Cost] = []
-        places: list[Ints] = []
-        for each, ranks, numbers in zip(
-            self.classes, self.members, self._programs.numbers, strict=True
-        ):
-            key, cost = table.of_class(ranks, self.groups, each.groups, each.ways)
-            used, place = numbers
-            for i in used:
-                if known.setdefault((key, i), len(rows)) == len(rows):
-                    rows.append(computations[i] if i in computations else cost(self.samples[i]))
-            places.append(np.array([known[key, i] for i in used])[place])
-        return NodeCosts.of(rows).take(np.concatenate(places))
+        pairs, places = self._on_mesh.costed(self._programs.numbers, table)
+        rows = [
+            computations[i] if i in computations else table.cost(self.samples[i], distances)
+            for distances, i in pairs
+        ]
+        return NodeCosts.of(rows).take(places)
 
     def executed(self, number: int, nodes: ClassNodes, of: Callable[[Node], int]) -> int:
         """The sum of a figure over all nodes that the compute stream of a class runs, in the sizes
@@ -278,16 +279,23 @@ class Issued:
         """Empty, since there is one job."""
         return {}
 
-    @cached_property
-    def members(self) -> list[Ints]:
-        """The ranks of each class."""
-        return [each.members(self.mesh) for each in self.classes]
+    def elsewhere(self, machine: Machine, own: Machine) -> Mapping[str, PodEnd]:
+        """Empty, since there is one job."""
+        return {}
 
     @cached_property
+    def _on_mesh(self) -> OnMesh:
+        return self._programs.on(self.mesh)
+
+    @property
+    def members(self) -> list[Ints]:
+        """The ranks of each class."""
+        return self._on_mesh.members
+
+    @property
     def groups(self) -> Groups:
         """The numbered communicator groups."""
-        used = zip((each.groups for each in self.classes), self.members, strict=True)
-        return number_groups(self.mesh, used)
+        return self._on_mesh.groups
 
 
 @dataclass(frozen=True)
@@ -345,6 +353,10 @@ class IssuedStep(Protocol):
         """The levels of the network between those of the jobs that are pods."""
         ...
 
+    def elsewhere(self, machine: Machine, own: Machine) -> Mapping[str, PodEnd]:
+        """The ends of messages of a job on its `own` machine to pods on other ones."""
+        ...
+
     def graph(
         self, *, overlap: bool, one_stream: bool = False, eager: int | None = None
     ) -> StepGraph:
@@ -369,7 +381,8 @@ def step_time(
 ) -> StepTime:
     """Replay a job on a machine. Without `communicates`, collectives and messages take no time.
     `pods` has the levels of the network to pods that are not replayed; messages to a pod without a
-    level take no time. `table` constructs the cost table of a job.
+    level take no time. `table` constructs the cost table of a job. Jobs may have machines of their
+    own (`stg.machine`); streams, interference and rendezvous are those of `machine`.
 
     There are two clocks: that of the devices, and that of the hosts, which issue one computation
     after the other and wait for each other where the devices do. The step takes as long as the
@@ -382,9 +395,18 @@ def step_time(
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
     """
-    levels = {**pods, **issued.between(machine)}
-    costed = partial(table, machine, replay=replay, communicates=communicates, pods=levels)
-    tables = [costed(mesh=job.mesh, software=job.software) for job in issued.jobs]
+    costed = partial(table, replay=replay, communicates=communicates)
+    machines = [job.software.machine_of(machine) for job in issued.jobs]
+    tables = [
+        costed(
+            own,
+            mesh=job.mesh,
+            software=job.software,
+            pods={**pods, **issued.between(own)},
+            elsewhere=issued.elsewhere(machine, own),
+        )
+        for job, own in zip(issued.jobs, machines, strict=True)
+    ]
     efficiency = machine.efficiency
     waiting = efficiency.rendezvous
     graph = issued.graph(
@@ -397,8 +419,8 @@ def step_time(
     spent = [
         HostTimes(0)
         if not hosts or (replay.graphs and job.software.is_graph)
-        else _spent(job, machine, communicates)
-        for job in issued.jobs
+        else _spent(job, own, communicates)
+        for job, own in zip(issued.jobs, machines, strict=True)
     ]
     if any(each.waits != NEVER for each in spent):
         of_jobs = zip(issued.jobs, spent, strict=True)

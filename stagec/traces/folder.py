@@ -4,8 +4,6 @@ when complete.
 The working folder has a fixed name, so that what an interrupted run left is found again.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

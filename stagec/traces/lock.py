@@ -4,8 +4,6 @@ The file is locked by the system, so that the lock ends with the processes that 
 they end; what is written in it is for those who wait.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,8 +46,8 @@ def test_each_layer_hands_its_tokens_to_and_fro(tp: int, dp: int) -> None:
         assert messages[back] == (2 * (LAYERS - 1), 2 * (LAYERS - 1) * tokens * WIDTH)
 
 
-def timed(*flags: str) -> dict[str, Any]:
-    words = ("mixtral-8x7b", "--serve", "decode", "--machine", "h100-sxm")
+def timed(*flags: str, machine: str = "h100-sxm") -> dict[str, Any]:
+    words = ("mixtral-8x7b", "--serve", "decode", "--machine", machine)
     ran = stagec("time", *words, *flags, "--no-levers", "--json")
     assert ran.code == 0, ran.err
     return dict(json.loads(ran.out))
@@ -95,6 +96,51 @@ def test_servers_decode_so(pods: tuple[str, ...]) -> None:
     step = timed("--batch", "64", "--context", "1050", "--pp", "2", "--afd", "--tp", "2")
     assert point["tpot"] >= step["step_seconds"] * (1 - 1e-9)
     assert not pods or point["tpot"] == pytest.approx(step["step_seconds"])
+
+
+def test_a_step_of_prompts_has_room_beside_the_caches() -> None:
+    """Attention has the caches of all sequences while it computes prompts, and feed-forward only
+    what prompts need, on ranks that are not split by sequences too."""
+    model = ("llama3-8b", "--set", "L=2", "--part", "x=feed-forward: tp=2")
+    load = ("--prompt", "16000", "--output-tokens", "2", "--batches", "4")
+    ran = stagec("serve", *model, *load, "--machine", "h100-sxm", "--json")
+    (point,) = json.loads(ran.out)["points"]
+    peaks: dict[str, dict[str, int]] = {}
+    steps = ("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")
+    for step, *asked in steps:
+        counted = stagec("memory", *model, "--serve", step, "--batch", *asked, "--json")
+        pods = json.loads(counted.out)["pods"]
+        peaks[step] = {n: each["classes"][0]["peak"] for n, each in pods.items()}
+        if step == "prefill":
+            (caches,) = (c["caches"] for c in [pods["main"]["classes"][0]["categories"]])
+    held = 4 * (16001 + 1) * 2 * 2 * 2 * KV_HEADS * HEAD
+    main = max(peaks["decode"]["main"], peaks["prefill"]["main"] - caches + held)
+    assert point["memory_peak"] == pytest.approx(max(main, *peaks["prefill"].values()), rel=1e-3)
+    assert point["memory_peak"] > 1.05 * peaks["decode"]["main"]
+
+
+def test_requests_over_time_take_steps_of_both_pods() -> None:
+    """Prompts that arrive together are computed in one step, and the one that decodes is that of
+    `stagec time`; all tokens come out, and each rank counts."""
+    model = ("llama3-8b", "--set", "L=2", "--dp", "2", "--machine", "h100-sxm")
+    part = ("--part", "x=feed-forward: tp=2,on-machine=h200")
+    load = ("--batch-of", "8", "--lengths", "prompt=512,output=2", "--step-grid", "exact")
+    ran = json.loads(stagec("serve", *model, *part, *load, "--json").out)
+    step = ("--batch", "8", "--no-levers", "--json")
+    times = {
+        name: json.loads(stagec("time", *model, *part, "--serve", name, *more, *step).out)
+        for name, *more in (("decode", "--context", "512"), ("prefill", "--prompt", "512"))
+    }
+    assert ran["times"]["tpot"]["p50"] == pytest.approx(times["decode"]["step_seconds"])
+    assert ran["times"]["ttft"]["p50"] == pytest.approx(times["prefill"]["step_seconds"], rel=0.01)
+    given = stagec("serve", *model, *part, *load, "--cache-blocks", "300", "--json")
+    assert json.loads(given.out)["pools"]["server"]["blocks"] == 300 * 2  # of two groups of ranks
+    server = ran["pools"]["server"]
+    assert (server["ranks"], server["computed"], server["decoded"]) == (4, 8 * 512, 8)
+    refused = stagec("serve", *model, "--part", "x=y: tp=2", *load)
+    assert refused.code == 1
+    assert "but for feed-forward" in refused.err
+    assert "help: " in refused.err
 
 
 def pods(apart: str, dp: int) -> list[dict[str, Any]]:
@@ -149,10 +195,65 @@ def test_taking_turns_hides_the_shorter_half() -> None:
     assert turns["step_seconds"] < 0.8 * alone["step_seconds"]
 
 
+def test_three_groups_of_attention_may_share_two_ranks() -> None:
+    """Whose ranks take all tokens, in widths or as whole experts."""
+    step = ("--batch", "24", "--context", "100", "--set", "L=2", "--dp", "3", "--part")
+    busy = [timed(*step, f"x=feed-forward: {axes}") for axes in ("tp=2", "tp=2,ep=2")]
+    assert [each["ranks"] for each in busy] == [5, 5]
+
+
+def test_each_part_runs_on_its_own_machine() -> None:
+    """Each pod takes as long, has as much room and computes as fast as where both have its
+    machine."""
+    step = ("--batch", "256", "--context", "4000", "--dp", "4", "--part")
+    part = "x=feed-forward: ep=2,dp=2"
+    whole = {name: timed(*step, part, machine=name) for name in ("h20", "h100-sxm")}
+    unlike = timed(*step, f"{part},on-machine=h100-sxm", machine="h20")
+    alone = unlike["alone_seconds"]
+    assert alone["main"] == pytest.approx(whole["h20"]["alone_seconds"]["main"], rel=1e-9)
+    assert alone["x"] == pytest.approx(whole["h100-sxm"]["alone_seconds"]["x"], rel=1e-9)
+    assert max(alone.values()) <= unlike["step_seconds"] < whole["h20"]["step_seconds"]
+    assert unlike["fit"]["room"] == whole["h100-sxm"]["fit"]["room"]  # where experts are
+    assert unlike["peak_flops"] == pytest.approx((4 * 148e12 + 2 * 989e12) / 6)
+    assert unlike["machine"] == "h20 and h100-sxm"
+
+
+def test_messages_between_machines_pass_the_slower_link(tmp_path: Path) -> None:
+    """Whichever side has it."""
+    slow = tmp_path / "slow.toml"
+    link = 'bandwidth = { value = "5 GB/s", source = "test" }'
+    slow.write_text(f'base = "h100-sxm"\n[[network]]\nname = "infiniband"\n{link}\n')
+    part = "x=feed-forward: ep=2,dp=2"
+    step = ("--batch", "2048", "--context", "100", "--dp", "4", "--part")
+    both = timed(*step, part, machine=str(slow))
+    one = timed(*step, f"{part},on-machine={slow}")
+    other = timed(*step, f"{part},on-machine=h100-sxm", machine=str(slow))
+    seconds = [each["step_seconds"] for each in (both, one, other)]
+    assert seconds == pytest.approx([seconds[0]] * 3, rel=1e-3)
+    assert seconds[0] > 1.2 * timed(*step, part)["step_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--on-machine", "h20"), "--on-machine is the machine of a part"),
+        (("--part", "x=feed-forward: on-machine=h2"), "no machine 'h2'"),
+        (("--part", "x=feed-forward: on-machine=h20", "--levers"), "has several machines"),
+    ],
+)
+def test_what_several_machines_do_not_take_is_refused(flags: tuple[str, ...], text: str) -> None:
+    step = ("--serve", "decode", "--batch", "24", "--context", "100", "--machine", "h100-sxm")
+    ran = stagec("time", "llama3-8b", *step, *flags)
+    assert ran.code == 1
+    assert text in ran.err
+    assert "help: " in ran.err
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
         (("--pp", "2"), "a part with feed-forward cannot be used with pipeline stages"),
+        (("--lora", "wq"), "adapters cannot be used with the part 'x'"),
         (("--dp", "3"), "neither of which divides the other"),
         (("--dp", "24"), "B = 24 does not divide over 2*dp"),
     ],

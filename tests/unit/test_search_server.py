@@ -209,6 +209,47 @@ def test_more_ranks_give_no_fewer_tokens() -> None:
     assert data["searches"][0]["best"]["mode"] == "aggregated"  # two pools need two ranks
 
 
+def test_feed_forward_may_have_ranks_of_its_own() -> None:
+    """Workers of up to all ranks, each with the figures of its command. Ranks of feed-forward
+    count, and send no caches, so such workers do not prefill for others."""
+    part = {"part": "ffn=feed-forward: on-machine=h200", "top": 50, "batch": (16,)}
+    rows = actual(ranks=3, **part)["best"]
+    apart = [row for row in rows if "ffn" in row["decode"]["strategy"]]
+    sizes = {row["decode"]["ranks"] for row in apart}
+    assert sizes == {2, 3}
+    assert not any("ffn" in row["prefill"]["strategy"] for row in rows if row["prefill"])
+    alone = [row for row in apart if row["mode"] == "aggregated"]
+    assert {row["mode"] for row in apart} == {"aggregated", "disaggregated"}
+    for row in alone:
+        assert row["decode"]["ranks"] * row["decode"]["replicas"] + row["idle_ranks"] == 3
+        served = json.loads(stagec(*shlex.split(row["command"])[1:], "--json").out)["points"][0]
+        assert served["tpot"] == pytest.approx(row["tpot"], rel=1e-9)
+        assert served["ttft"] == pytest.approx(row["ttft"], rel=1e-9)
+        assert sum(row["parts"].values()) * row["per_rank"] == pytest.approx(1)
+    fixed = actual(ranks=3, part="ffn=feed-forward: tp=2", top=50, batch=(16,))["best"]
+    assert {r["decode"]["ranks"] for r in fixed if "ffn" in r["decode"]["strategy"]} == {3}
+
+
+def test_two_stages_are_searched_where_attention_may_be_apart() -> None:
+    flags: dict[str, Any] = {"sizes": {"L": 2, "E": 4}, "afd": (True, False), "top": 50}
+    load: dict[str, Any] = {"prompt": 500, "output_tokens": 50, "machine": "h100-sxm"}
+    how: dict[str, Any] = {"ranks": 2, "batch": (16,), "jobs": 1, "verify": 0}
+    best = library.search("mixtral-8x7b", serve="server", **flags, **load, **how).as_json()["best"]
+    assert any("--afd" in row["decode"]["strategy"] for row in best)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ({"part": "x=y: tp=2"}, "but for feed-forward"),
+        ({"part": "x=feed-forward: on-machine=h20", "price": (2.0,)}, "--price is that of ranks"),
+    ],
+)
+def test_parts_that_no_worker_has_are_refused(flags: dict[str, Any], text: str) -> None:
+    with pytest.raises(library.DiagnosticError, match=text):
+        actual(**flags)
+
+
 def test_pools_may_be_on_machines_that_are_unlike() -> None:
     # a machine for prompts that costs little, and one for decode that reads fast
     about = {"machine": "h100-sxm,h200", "price": (2.0, 3.0), "tp": 1, "prompt": 2000}
@@ -425,6 +466,7 @@ def test_whole_experts_on_the_ranks_of_tp_are_searched_once() -> None:
     [
         ({"kv_dtype": "int8"}, "vllm sglang trtllm", "caches in int8"),
         ({"pp": 2, "afd": True}, "vllm sglang trtllm", "feed-forward on ranks of their own"),
+        ({"part": "x"}, "vllm sglang trtllm", "feed-forward on ranks of their own"),
         ({"lora": "wq", "lora_rank": 513}, "vllm", "adapters of rank 513, but of up to 512"),
         ({"lora": "wq,embed", "lora_rank": 16}, "trtllm", "adapters of embed"),
         ({"two_batch_overlap": True}, "trtllm", "two half batches"),

@@ -324,6 +324,33 @@ def test_a_draft_model_has_ranks_of_its_own() -> None:
     assert late["ttft"] > point["ttft"]
 
 
+@pytest.mark.parametrize("ranks", ["tp=2", "on=model"])
+def test_prompts_of_a_draft_model_take_memory_and_are_loaded(ranks: str) -> None:
+    """A step that prefills has the caches of all sequences, as without drafts, and on the same
+    ranks the weights of both models; cached tokens of both are loaded, 64 GB/s from the host."""
+    load = ("--prompt", "2000", "--output-tokens", "50", "--batches", "4", "--context", "1000")
+    model = ("--set", "L=4", "--tp", "2", *load, "--speculative", "2")
+    draft = ("--draft", f"llama3-8b[L=2]: {ranks}")
+    alone, both = (served(*model, *more)["points"][0] for more in ((), draft))
+    far = served(*model, *draft, "--context-from", "host")["points"][0]
+    row = 2 * 2 * 4 * 128  # keys and values of a layer, four heads of 128 in two bytes
+    layers = 4 + 2 * (ranks == "on=model")
+    assert far["ttft"] - both["ttft"] == pytest.approx(1000 * layers * row / 64e9, rel=0.01)
+    more = both["memory_peak"] - alone["memory_peak"]
+    if ranks == "on=model":
+        whole = 2 * (2 * (218112000 + 8192) + 2 * 128256 * 4096 + 4096) / 2
+        assert more == pytest.approx(whole + 4 * 3050 * 2 * row, rel=0.05)
+    else:
+        assert more == pytest.approx(0, abs=1 << 20)
+
+
+def test_stages_verify_the_drafts_of_other_ranks() -> None:
+    """One microbatch at a time, as without drafts."""
+    load = ("--prompt", "500", "--output-tokens", "20", "--batches", "4")
+    model = ("--set", "L=4", "--pp", "2", *load, "--speculative", "2", "--draft")
+    assert served(*model, "llama3-8b[L=2]: tp=1")["points"][0]["batch"] == 4
+
+
 def test_a_draft_model_on_the_ranks_of_its_model_prefills_behind_it() -> None:
     pods = (
         "--set",
@@ -400,6 +427,8 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
         (("--measured", "none.csv"), "none.csv: No such file"),
         (("--kernels-from", "vidur"), "is not 'aiconfigurator'"),
         (("--set", "D=65536,F=229376"), "no batch fits: a batch of 1 needs"),
+        # h100-500w has 96 GiB too, but slower memory
+        (("--set", "L=200,F=16000"), "or give --machine h200"),
     ],
 )
 def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:

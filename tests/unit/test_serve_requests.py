@@ -128,7 +128,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--batches", "1", *LENGTHS): "--batches cannot be used with requests over time",
     ("--rate", "1", "--batch", "1", *LENGTHS): "--batch cannot be used with requests over time",
     ("--rate", "1", "--chunk", "8", *LENGTHS): "--chunk cannot be used with requests over time",
-    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "whose steps are of one pod",
+    ("--rate", "1", "--part", "encoder=e", *LENGTHS): "but for feed-forward",
     ("--rate", "1", "--draft", "llama3-8b", *LENGTHS): "--draft needs --speculative",
     ("--rate", "1", "--accepted", "2", *LENGTHS): "needs drafts, which this step",
     ("--rate", "1", "--serve", "decode", "--context", "8", *LENGTHS): "--serve decode is one step",

@@ -14,7 +14,7 @@ from stagec.jobs.idle_flags import unscheduled
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import OneOf
-from stagec.jobs.request.options import JobOptions, stated_stack
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.pipeline.instrument import PLAN
@@ -97,8 +97,7 @@ class MemoryPlan(Report):
     def print(self, stream: TextIO) -> None:
         from stagec.output.analysis_table import print_footprint
 
-        for pod, data in self._each.items():
-            stream.write(f"{data['model']}\n" if pod else "")
+        for data in self._each.values():
             print_footprint(dict(data), stream)
 
 
@@ -117,7 +116,7 @@ def memory(
     with session.once() as aside:
         for pod, builder in pods.builders.items():
             plan = footprint(builder.module, pods.titles[pod], fit)
-            plan |= stated_stack(builder.options)
+            plan["stack"] = builder.options.stack
             plans[pod] = _with_fit(plan, limit, aside)
     named = {pod if pods.several else "": pod for pod in plans}
     planned = {

@@ -96,6 +96,7 @@ class RequestsAnswer(Report):
 
     model: str
     machine: str
+    stack: str
     load: str
     route: str
     requests: int
@@ -157,8 +158,8 @@ class RequestsAnswer(Report):
                 "per_rank": rate / self.held_ranks,
             }
         named = (
-            *("model", "machine", "load", "route", "ranks", "requests", "served", "seconds"),
-            *("prompt_tokens", "output_tokens", "kept_tokens"),
+            *("model", "machine", "stack", "load", "route", "ranks", "requests", "served"),
+            *("seconds", "prompt_tokens", "output_tokens", "kept_tokens"),
         )
         return {
             "schema": SCHEMA,
@@ -203,7 +204,8 @@ class RequestsAnswer(Report):
 
     def print(self, stream: TextIO) -> None:
         out = console(stream)
-        out.print(f"{self.model} on {self.machine}, {counted(self.ranks, 'rank')}: {self.load}")
+        ranks = counted(self.ranks, "rank")
+        out.print(f"{self.model} on {self.machine}, stack {self.stack}, {ranks}: {self.load}")
         out.print(spreads_table({TITLES[n]: s.as_json() for n, s in self.spreads.items()}))
         for line in self.lines():
             out.print(line)
@@ -321,9 +323,11 @@ def answer_of(
     costs = {id(p.costs): p.costs for p in pools.values()}.values()
     checks = [each.check() for each in costs]
     worst = max(checks, key=lambda c: c.largest)
+    main = next(iter(pools.values())).models.main.builder
     return RequestsAnswer(
-        model=next(iter(pools.values())).models.main.builder.model_name,
+        model=main.model_name,
         machine=machine.name,
+        stack=main.options.stack,
         load=_load_text(given, requests),
         route=given["route"],
         requests=len(requests),

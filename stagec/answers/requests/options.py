@@ -1,7 +1,5 @@
 """The options of a server over time, and the requests that they describe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path

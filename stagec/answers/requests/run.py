@@ -15,10 +15,10 @@ from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.part import MAIN
-from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.admission import Room, check_requests, largest_step, page_of
 from stagec.jobs.lowered import job_costs
-from stagec.jobs.pod_options import options_of_draft, options_of_pod
+from stagec.jobs.pod_options import of_layers, options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
 from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
@@ -169,9 +169,10 @@ def _refuse(options: JobOptions, given: Mapping[str, Any], *, two_pods: bool) ->
     if options.draft is not None:
         check_draft(options)
         options_of_draft(MAIN, options.draft, options)  # refuses options of other pods
-    if options.part:
+    if len(of_layers(options)) < len(options.part):
         raise error(
-            "--part cannot be used with requests over time, whose steps are of one pod",
+            "--part cannot be used with requests over time, but for feed-forward: other parts are "
+            "not in all steps",
             remedy="leave it out",
         )
     if options.preset:
@@ -271,6 +272,8 @@ def _pool(
         )
     block = page_of(options)
     scheduler = strategy.one(SchedulerRule)
+    if options.part:  # whose steps decode or prefill
+        scheduler = replace(scheduler, prompts=ALONE)
     outside = strategy.one(HostsRule).request_seconds
     tokens, sequences = given["max_tokens"] or scheduler.tokens, given["max_batch"]
     if sequences > tokens:
@@ -286,7 +289,9 @@ def _pool(
         room = models.room(timer.machine, largest, block, given.get("limit"))
         blocks, fixed = room.blocks, room.fixed
     of_ranks = groups // halves
-    of_groups = tokens * of_ranks, sequences * of_ranks, blocks * groups or None
+    # half batches have room of their own, and share what is given
+    blocks *= of_ranks if room is None else groups
+    of_groups = tokens * of_ranks, sequences * of_ranks, blocks or None
     limits = ServerLimits(*of_groups, block, tokens, of_ranks, fixed)
 
     about = options, timer, session, models, groups, halves, accepted

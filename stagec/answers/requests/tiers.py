@@ -1,28 +1,25 @@
 """The tiers below the prefix cache of a device: their sizes in blocks, and their speeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.answers.requests.options import BLOCKING, DISK, HOST, TIERS
-from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.served_models import ServedModels
+from stagec.jobs.served_models import AnyJob, ServedModels
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.memory.timeline import CACHES
 from stagec.serving.prefixes import CacheTier, CacheTiers
 from stagec.serving.step import SequenceClass, step_of
 from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import error
 
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
-
-def most_bytes(name: str) -> Callable[[CompiledJob], float]:
+def most_bytes(name: str) -> Callable[[AnyJob], float]:
     """A function from a job to the largest number of bytes in a category on any rank."""
-    return lambda job: max(each.get(name, 0) for each in job.figures().by_stage)
+    return lambda job: max(
+        stage.get(name, 0) for pod in job.figures().each for stage in pod.by_stage
+    )
 
 
 def token_bytes(models: ServedModels) -> float:

@@ -5,8 +5,6 @@ and `// error@*: TEXT` to any line. `// warning: TEXT` and `// remark: TEXT` hav
 Every expected diagnostic must occur; unexpected warnings and remarks are allowed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

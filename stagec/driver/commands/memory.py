@@ -1,7 +1,5 @@
 """`stagec memory`: the memory of every rank, whether it fits, and remedies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

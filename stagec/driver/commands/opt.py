@@ -1,7 +1,5 @@
 """`stagec opt`: a filter that runs passes over modules."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from pathlib import Path

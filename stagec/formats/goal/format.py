@@ -1,7 +1,5 @@
 """The format of LogGOPSim and ATLAHS: one schedule of messages and computations of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

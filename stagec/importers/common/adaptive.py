@@ -1,8 +1,6 @@
 """Blocks of diffusion transformers with adaptive norms (arXiv 2212.09748): a condition shifts and
 scales the results of norms, and gates the values that are added to the stream."""
 
-from __future__ import annotations
-
 from stagec.importers.common.sizes import identifier, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, Callee, ModelText

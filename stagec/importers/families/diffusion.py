@@ -5,8 +5,6 @@ Qwen-Image, and PixArt and Wan, whose blocks share one condition and add a table
 A step predicts the noise of latents and is trained by the mean squared error.
 """
 
-from __future__ import annotations
-
 from stagec.importers.common.adaptive import (
     added_positions,
     begin_images,

@@ -2,8 +2,6 @@
 parallel to attention, tables of tokens for each layer, and layers that reuse keys of earlier ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from statistics import NormalDist

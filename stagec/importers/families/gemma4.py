@@ -2,8 +2,6 @@
 block, tables of tokens for each layer, and layers that reuse keys and values of earlier ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

@@ -1,8 +1,6 @@
 """Qwen3-VL with images in the step (`stagec import --images`): results of intermediate layers of
 the tower are added to the stream of the text after its first layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

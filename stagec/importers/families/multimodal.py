@@ -1,7 +1,5 @@
 """Vision-language models: a language model, and an unused vision tower (`idle`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -126,6 +126,14 @@ def roofline_of(tflops: float, bandwidth: float) -> Machine:
     return roofline_machine(tflops * 1e12, bandwidth * 1e9)
 
 
+def own_machine(options: JobOptions, machine: Machine) -> Machine:
+    """The machine of a pod with these options, of a job on `machine`: its own, if they name one.
+    Raises `DiagnosticError`."""
+    from stagec.machines import load_machine
+
+    return load_machine(options.on_machine) if options.on_machine else machine
+
+
 #: The type of activations that are not quantized.
 _AS_THEY_ARE = "bf16"
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.ir_spec.strategy.scheduler import ALONE, ANY, BESIDE
 from stagec.jobs.builder import model_name
+from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.measurements import MEASURED, remark_unused
 from stagec.jobs.session import Session
 from stagec.output.report import Report, csv_text
@@ -265,10 +266,10 @@ def _command(servers: FoundServers, server: ServerPlan) -> str | None:
     if point is not None:
         plain = question.model.changed(stack=options.stack, serve=None)
         rule = server.decode.kind.worker.scheduler
-        alone = rule.prompts == ALONE
+        alone = rule.prompts == ALONE or has_pods(options)
         if not alone and point.budget != rule.tokens:
             options = options.changed(step_tokens=point.budget)
-        if rule.prompts == ANY:
+        if rule.prompts == ANY and not alone:
             options = options.changed(prompt_steps=BESIDE)
         words += [*job_words(plain), *shlex.split(strategy_words(options))]
         words += ["--prompt", str(load.prompt)]

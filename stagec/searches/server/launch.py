@@ -136,7 +136,7 @@ class LaunchEngine(ABC):
         """What the engine has no flags for in a worker; empty if it has all."""
         if options.kv_dtype == "int8":
             return "caches in int8"
-        if options.afd:
+        if options.afd or options.part:
             return "attention and feed-forward on ranks of their own"
         return layout.problem
 

@@ -31,6 +31,7 @@ from stagec.searches.question import (
     space_of,
     with_weights,
 )
+from stagec.searches.server.apart import ApartSpace, with_two_stages
 from stagec.searches.server.launch import EngineRun, engine_of, layout_of
 from stagec.searches.server.worker import ServerLoad, WorkerTask
 from stagec.searches.serving_space import SERVER
@@ -42,7 +43,6 @@ from stagec.support.diagnostics import error
 _OTHERS = {
     "step": "the steps follow from --prompt, --output-tokens and --chunk",
     "draft": "give --speculative K, which uses the draft modules of the model",
-    "part": "a worker is one pod, and its steps have no encoder",
     "pareto": "the answer has the Pareto front of tokens/s per rank and per user",
     "seed_from": "a preset is one step",
     "exhaustive": "all workers are evaluated",
@@ -181,11 +181,13 @@ def _with_tasks(
     refused, points = Counter[str](), 0
     limit = given["limit"] or Limit(AT_HAND, 0)
     most = max(question.ranks)
+    apart = ApartSpace.of(given["part"] or (), sizes, priced=given["price"] is not None)
     for machine, price in zip(machines, prices_of(machines, given["price"]), strict=True):
         for stack in stacks:
             base = on_machine(question.model.changed(stack=stack), machine)
             for ranks in doubled(1, most):
-                space = space_of(given, said, of_job, sizes, layers.total, ranks, machine)
+                about_space = given, said, of_job, sizes, layers.total, ranks, machine
+                space = with_two_stages(space_of(*about_space), said)
                 flags = with_stack(base, space.knobs, session).changed(ranks=ranks)
                 listing = list_jobs(space, flags.changed(step="decode=1x1"), sizes, layers.total)
                 points += listing.points
@@ -199,6 +201,11 @@ def _with_tasks(
                 jobs = [job for job, why in zip(single, lacks, strict=True) if not why]
                 distinct = _launched_once(question, space.knobs.keys() - _LAYOUT, jobs)
                 refused[_SAME] += len(jobs) - len(distinct)
+                if apart is not None:
+                    own = list(apart.jobs(space, flags, most, refused))
+                    lacks = [_lacks(question, job) for job in own]
+                    refused.update(filter(None, lacks))
+                    distinct += [job for job, why in zip(own, lacks, strict=True) if not why]
                 about = limit, question.load, budgets, given["batch"], price, question.measured
                 tasks += (WorkerTask(job.changed(step=None), machine, *about) for job in distinct)
     return replace(question, tasks=tasks, refused=+refused, points=points)

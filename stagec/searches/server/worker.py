@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from math import prod
+from math import lcm, prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagec.analysis.serving_rates import (
@@ -24,11 +24,14 @@ from stagec.analysis.serving_rates import (
 from stagec.analysis.steady_server import PromptChunks, chunks, per_token
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
-from stagec.jobs.builder import JobBuilder
-from stagec.jobs.figures import CompiledJob
+from stagec.jobs.lowered import job_costs
+from stagec.jobs.pod_options import has_pods
+from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import AT_HAND, Limit
+from stagec.jobs.request.machine import own_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.jobs.step_modules import groups_in
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES
 from stagec.searches.explore.reasons import grouped
@@ -158,7 +161,7 @@ def kind_of(task: WorkerTask) -> Hashable:
     """A key that tasks share if they are likely to share compiles: all but degrees."""
     options = task.options
     axes = options.pp, options.tp > 1, options.ep > 1, options.dp_attention, options.etp
-    return (options.stack, options.weight_dtype, *axes)
+    return (options.stack, options.weight_dtype, *axes, options.part)
 
 
 def timed_worker(task: WorkerTask) -> Worker:
@@ -184,18 +187,27 @@ class _Timing:
         options = self.task.options.changed(serve=MIXED, step=_ONE, batch=None)
         if options.pp > 1 and not options.afd:
             options = options.changed(microbatches=1)
-        module = JobBuilder(options, Session()).module
-        mesh = module.axis_sizes
+        self._several = has_pods(options)  # whose steps have prompts or decode, not both
+        pods = options.changed(serve=DECODE, step=None, context=1) if self._several else options
+        builders = [*Pods.of(pods, Session()).builders.values()]
+        modules = [each.module for each in builders]
         self._options = options.changed(step=None)
-        self._ranks = prod(mesh.values())
-        self._stages = 1 if options.afd else mesh.get("pp", 1)  # stages with their own sequences
-        strategy = read_strategy(module)
-        self._groups, self._halves = module.env[strategy.batch], strategy.in_turn
+        self._ranks = sum(prod(each.axis_sizes.values()) for each in modules)
+        self._stages = 1  # stages with their own sequences
+        if not options.afd and not self._several:
+            self._stages = modules[0].axis_sizes.get("pp", 1)
+        strategy = read_strategy(modules[0])
+        several = self._several
+        self._groups = lcm(*map(groups_in, modules)) if several else modules[0].env[strategy.batch]
+        self._halves = strategy.in_turn
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
-        self._scheduler, self._alone = scheduler, scheduler.prompts == ALONE
+        self._scheduler = scheduler
+        self._alone = scheduler.prompts == ALONE or self._several
         self._budgets = self.task.budgets or (scheduler.tokens,)
-        room = limit.room(mesh, self.task.machine)
-        self._room = scheduler.room(room) if limit.text == AT_HAND else room
+        own = (own_machine(each.options, self.task.machine) for each in builders)
+        rooms = [limit.room(m.axis_sizes, each) for m, each in zip(modules, own, strict=True)]
+        at_hand = limit.text == AT_HAND
+        self._rooms = [scheduler.room(room) if at_hand else room for room in rooms]
 
     def worker(self) -> Worker:
         task = self.task
@@ -207,7 +219,8 @@ class _Timing:
         for budget in self._budgets if decode and not task.load.drafts else ():
             mixed += _climbed(partial(self._mixed, budget), self._is_late, wanted)
         prefill = [*self._prefills()] if decode else []
-        about = self._ranks, self._groups, self._stages, self._room, self._request, self._cached
+        room = min(self._rooms)
+        about = self._ranks, self._groups, self._stages, room, self._request, self._cached
         steps = decode, mixed, prefill, tuple(self._cautions)
         costed_by = dict(self._timer.costed_by)
         return Worker(*about, *steps, scheduler=self._scheduler, costed_by=costed_by)
@@ -278,7 +291,7 @@ class _Timing:
         if decode is None or prompts is None:
             return None
         mixed = _together(decode, prompts)
-        if mixed.peak > self._room:
+        if not self._fits(mixed.stages):
             return None
         one = self._pod(prompts, passes=passes)
         steady = colocated(one, self._pod(decode), load.output)
@@ -293,9 +306,10 @@ class _Timing:
         return PodStep(*about, request=self._request, passes=passes)
 
     def _prefills(self) -> Iterator[StepPoint]:
-        """Steps that prefill whole prompts: 1, 2, 4, ... of each group, as many as a step takes."""
+        """Steps that prefill whole prompts: 1, 2, 4, ... of each group, as many as a step takes.
+        Several pods send no caches, so they prefill for themselves alone."""
         load = self.task.load
-        most = max(1, max(self._budgets) // load.prompt)
+        most = 0 if self._several else max(1, max(self._budgets) // load.prompt)
         step = {"prompt": load.prompt, "context": load.cached or None}
         each = 1
         while each <= most:
@@ -325,15 +339,15 @@ class _Timing:
         or the `reserved` step, does not fit. Every stage has caches for the sequences in flight on
         all stages; those of the compiled step are the sequences of one. With `sends` prompts the
         bytes of a prompt's caches are set."""
-        job = CompiledJob.of(asked, Session())
-        last = job if reserved is None else CompiledJob.of(reserved, Session())
-        by_stage = last.figures().by_stage
+        job = job_costs(asked, Session())
+        last = job if reserved is None else job_costs(reserved, Session())
+        by_stage = [stage for pod in last.figures().each for stage in pod.by_stage]
         caches = [each.get(CACHES, 0) for each in by_stage]
         stages = [
             (sum(each.values()) - kept, kept * self._stages)
             for each, kept in zip(by_stage, caches, strict=True)
         ]
-        if max(map(sum, stages)) > self._room:
+        if not self._fits(stages):
             return None
         report = self._timer.time(job)
         self._request = report.step.request / PICOSECONDS
@@ -344,6 +358,11 @@ class _Timing:
         parts, seconds = steady_parts(*step), steady_seconds(*step)
         each = (seconds / gives, report.step_seconds / gives)
         return StepPoint(sequences, *each, per_token(parts, 1 / gives), stages)
+
+    def _fits(self, stages: Sequence[tuple[int, int]]) -> bool:
+        """Whether the memory of a rank of each stage, or of each pod, fits its machine."""
+        rooms = self._rooms if self._several else self._rooms * len(stages)
+        return all(sum(each) <= room for each, room in zip(stages, rooms, strict=True))
 
 
 def _together(first: StepPoint, then: StepPoint) -> StepPoint:

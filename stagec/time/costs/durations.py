@@ -31,7 +31,8 @@ class Durations:
 
     def of(self, module: Module) -> Durations:
         """The same, of a job with this module's strategy."""
-        return Durations(self.machine, self.measured, Software.of(module))
+        software = Software.of(module)
+        return Durations(software.machine_of(self.machine), self.measured, software)
 
     def __call__(self, node: Node) -> float:
         return fsum(self.of_kernel(kernel) for kernel in node.kernels)

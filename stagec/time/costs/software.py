@@ -13,9 +13,10 @@ from stagec.ir.serving_step import DECODE
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.hosts import BESIDE, CAPTURED, HostsRule
 from stagec.ir_spec.strategy.kernels import DEVICE, KernelsRule
+from stagec.ir_spec.strategy.machine import MachineRule
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.sustained import SustainedRule
-from stagec.machines import Machine
+from stagec.machines import Machine, load_machine
 from stagec.sharding.strategy import read_strategy
 
 #: The processors of a device that kernels of DeepEP take in prefill (deepseek-ai/DeepEP,
@@ -27,7 +28,8 @@ SENDING: Final = 20
 @dataclass(frozen=True)
 class Software:
     """The statements of a strategy that affect times but do not show in the nodes of a trace.
-    `serving` is the kind of a serving step; empty for training."""
+    `serving` is the kind of a serving step; empty for training. `machine` names the machine of the
+    job, where it is not that of all jobs of a step."""
 
     kernels: KernelsRule = field(default_factory=KernelsRule)
     hosts: HostsRule = field(default_factory=HostsRule)
@@ -35,6 +37,7 @@ class Software:
     collectives: CollectivesRule = field(default_factory=CollectivesRule)
     moe: MoeRule = field(default_factory=MoeRule)
     serving: str = ""
+    machine: str = ""
 
     @classmethod
     def of(cls, module: Module) -> Software:
@@ -45,7 +48,12 @@ class Software:
             *(one(KernelsRule), one(HostsRule), one(SustainedRule), one(CollectivesRule)),
             one(MoeRule),
             module.serving,
+            one(MachineRule).name,
         )
+
+    def machine_of(self, machine: Machine) -> Machine:
+        """The machine of the job, if `machine` is that of a step. Raises `DiagnosticError`."""
+        return load_machine(self.machine) if self.machine else machine
 
     def on(self, machine: Machine) -> Machine:
         """The machine with the constants that this software has there: sustained shares, times of
