@@ -19,6 +19,7 @@ from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.idle_flags import written_without_graphs
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
+from stagec.jobs.request.steps import TICK
 from stagec.jobs.serve_steps import StepList, StepsAsked, places
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
@@ -32,6 +33,8 @@ from stagec.jobs.written import (
 )
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.latency import latencies
+from stagec.serving.requests import seconds_text as seconds_of
+from stagec.serving.simulate import NANOSECOND
 from stagec.serving.step import Step
 from stagec.serving.step_times import SECOND
 from stagec.serving.stepped import StepTime
@@ -130,13 +133,16 @@ def _asked(
     depth = (dict(mesh.sizes).get(axis) if mesh else None) or 1
     groups = modules.groups
     coupled = groups // len(modules.replicas) if given["requests"] is not None else groups
-    times = room = None
+    tick, room = given["tick"] or TICK, None
+    times, clock = _ticks(tick, depth), {"tick_seconds": seconds_of(tick)}
     if given["machine"] is not None and durations is not None:
         machine = durations.machine
-        replay = ReplayOptions(graphs=given["graphs"], measured=durations.measured)
-        times = step_times(modules, machine, replay, depth)
         room = partial(cache_room, [modules], machine)
-    about = strategy.one(SchedulerRule), depth, groups, coupled, times, room
+        if given["tick"] is None:
+            replay = ReplayOptions(graphs=given["graphs"], measured=durations.measured)
+            times = step_times(modules, machine, replay, depth)
+            clock = {"machine": str(given["machine"])}
+    about = strategy.one(SchedulerRule), depth, groups, coupled, times, clock, room
     return StepsAsked(options, given, session, modules, *about)
 
 
@@ -238,6 +244,12 @@ def _text(step: Step) -> str:
     if len(texts) <= _SHOWN + 1:
         return " ".join(texts)
     return " ".join([*texts[:_SHOWN], f"and {len(texts) - _SHOWN} more classes"])
+
+
+def _ticks(tick: int, depth: int) -> StepTime:
+    """Steps of `tick` nanoseconds on each of `depth` pipeline stages."""
+    times = depth * tick * NANOSECOND, tick * NANOSECOND
+    return lambda step: times
 
 
 def step_times(

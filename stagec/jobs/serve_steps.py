@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, check_requests, largest_step, page_of, prefix_block
-from stagec.jobs.request.steps import MAX_STEPS, SEQUENCES, TICK
+from stagec.jobs.request.steps import MAX_STEPS, SEQUENCES
 from stagec.jobs.session import Session
 from stagec.serving.arrivals import requests_of
 from stagec.serving.latency import latencies
 from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, policies_of
-from stagec.serving.requests import Request, seconds_text
+from stagec.serving.requests import Request
 from stagec.serving.served import ServedRequest
-from stagec.serving.simulate import NANOSECOND
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.serving.stepped import ServedStep, StepTime, stepped_server
 from stagec.support.diagnostics import error
@@ -92,8 +91,8 @@ def places(steps: Iterable[ServedStep]) -> dict[Step, int]:
 class StepsAsked:
     """The question of a job of steps: its options, its compiles, and `scheduler`, on `depth`
     pipeline stages. Each of `groups` groups of ranks has requests of its own, and `coupled` of them
-    wait for each other. `times` gives the times of a step on the machine, if there is one, and
-    `room` the room for caches."""
+    wait for each other. `times` gives the times of a step, by a `clock` that the manifest names,
+    and `room` the room for caches on the machine, if there is one."""
 
     options: JobOptions
     given: Mapping[str, Any]
@@ -103,7 +102,8 @@ class StepsAsked:
     depth: int
     groups: int
     coupled: int
-    times: StepTime | None = None
+    times: StepTime
+    clock: Mapping[str, str]
     room: Callable[[Step, int], Room] | None = None
 
     def steps(self) -> StepList:
@@ -153,7 +153,7 @@ class StepsAsked:
             "sequences": limits.sequences,
             **({} if limits.blocks is None else {"blocks": limits.blocks, "block": limits.block}),
             **shared,
-            **self._clock,
+            **self.clock,
         }
         return StepList([steps for steps, _ in rows], about, self.groups, served, room)
 
@@ -162,12 +162,12 @@ class StepsAsked:
     ) -> tuple[Sequence[ServedStep], Sequence[ServedRequest]]:
         """The steps of the groups of ranks of one replica, and the requests that they have served.
         Raises `DiagnosticError` if the policy never serves one."""
-        most = self.given["steps"] or MAX_STEPS
+        most, bucket = self.given["steps"] or MAX_STEPS, self.given["bucket"]
         with self.session.live() as progress:
             replica, run = stepped_server(
                 requests,
                 limits,
-                _counted(self._time, most, progress),
+                _counted(lambda step: self.times(step.rounded(bucket)), most, progress),
                 most,
                 policy=policy,
                 stages=self.depth,
@@ -194,24 +194,6 @@ class StepsAsked:
             return ServerLimits(tokens, sequences, blocks or None, block), None
         room = self.room(largest_step(requests, tokens, sequences), block)
         return ServerLimits(tokens, sequences, room.blocks, block, fixed=room.fixed), room
-
-    @property
-    def _tick(self) -> int | None:
-        """The nanoseconds of every step; None if they have the times of the machine."""
-        return self.given["tick"] or (TICK if self.times is None else None)
-
-    def _time(self, step: Step) -> tuple[int, int]:
-        if self._tick is None and self.times is not None:
-            return self.times(step.rounded(self.given["bucket"]))
-        tick = (self._tick or TICK) * NANOSECOND
-        return self.depth * tick, tick
-
-    @property
-    def _clock(self) -> Mapping[str, str]:
-        """The entry of the manifest on the times of steps."""
-        if self._tick is not None:
-            return {"tick_seconds": seconds_text(self._tick)}
-        return {"machine": str(self.given["machine"])}
 
     def _refuse(self, *names: str) -> None:
         for name in names:

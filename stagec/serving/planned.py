@@ -35,9 +35,7 @@ class PlannedReplica(PipelinedReplica):
         for job in cast("Sequence[ServedRequest]", plan.preempted):
             if job not in self._partial:
                 raise self._wrong(job, "gives up the cache of", "which does not run")
-            for _, way in self._under:  # a token that is under way is lost
-                way.chunks[:] = [chunk for chunk in way.chunks if chunk[0] is not job]
-            self._preempt(job)
+            self._preempt(job)  # a token that is under way is lost
         self._check(plan.work)
         chunks: list[tuple[ServedRequest, int]] = []
         for job, tokens in cast("Sequence[tuple[ServedRequest, int]]", plan.work):

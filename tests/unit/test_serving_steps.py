@@ -227,8 +227,10 @@ def test_with_stages_a_sequence_waits_for_its_token() -> None:
     """One request on four stages: a step in four; four requests: each step has one of them."""
     one, _ = served([Request(0, 8, 5)], ServerLimits(8, 4), stages=4)
     assert [str(s) for s in one] == ["prefill=1x8+0", *(f"decode=1x{8 + i}" for i in range(4))]
-    four, run = served([Request(0, 8, 5)] * 4, ServerLimits(8, 4), stages=4)
-    assert len(four) == 4 * 5
+    alone, _ = server([Request(0, 8, 3)], ServerLimits(8, 4))
+    assert [each.after for each in alone.steps] == [0, 1, 1]
+    replica, run = server([Request(0, 8, 5)] * 4, ServerLimits(8, 4), stages=4)
+    assert [each.after for each in replica.steps] == [0] * 4 + [4] * 16
     assert run.done[-1].last == (4 * 5 + 3) * TICK * NANOSECOND
 
 
@@ -485,6 +487,23 @@ def test_a_policy_that_errs_is_named(
     limits = ServerLimits(12, 1 if "sequences" in message else 2)
     with pytest.raises(DiagnosticError, match=message):
         served([Request(0, 8, 2), Request(0, 8, 2)], limits, policy=_Chosen(choose))
+
+
+def test_a_policy_that_has_no_blocks_is_named() -> None:
+    policy = _Chosen(lambda s: StepPlan([(w, w.left) for w in s.waiting]))
+    with pytest.raises(
+        DiagnosticError, match="with 4 blocks of the cache, and there is room for 3"
+    ):
+        served([Request(0, 8, 1)] * 2, ServerLimits(64, 4, 3, 4), policy=policy)
+
+
+def test_no_more_steps_than_are_asked_for() -> None:
+    replica, run = stepped_server(
+        [Request(0, 8, 9)] * 4, ServerLimits(16, 4), lambda step: (2, 1), 3, stages=2
+    )
+    run.run()
+    assert len(replica.steps) == 3
+    replica.check(4 - len(run.done))
 
 
 class _WrittenOut(BatchingPolicy):
