@@ -27,7 +27,7 @@ from stagec.ir_spec.ops.moe import Combine, Dispatch
 from stagec.ir_spec.ops.served_adapters import AdapterProduct, LoraExpand
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
-from stagec.sharding.work import data_of, is_computation, viewed, work_of
+from stagec.sharding.work import data_of, is_computation, is_product, viewed, work_of
 
 
 class FuseKernels(Pass):
@@ -366,11 +366,8 @@ def _bits(dtype: str) -> int:
 
 def _is_product(op: Operation) -> bool:
     """Whether the op is one matrix product: it does not gather an operand step by step."""
-    if not is_computation(op):
-        return False
-    kernel, rule = work_of(op).kernel, op.definition.rule(op)
-    plain = rule is not None and not own_gathers(op, rule)
-    return plain and kernel is not None and kernel.kind == "matmul"
+    rule = op.definition.rule(op) if is_product(op) else None
+    return rule is not None and not own_gathers(op, rule)
 
 
 def _is_product_of(value: Value) -> bool:
