@@ -25,7 +25,7 @@ from stagec.ir.expr import is_quadratic
 from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import carried, enclosing
 from stagec.ir.traits import Recasts
-from stagec.ir_spec.ops.contraction import Add, Einsum
+from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.sharding.recompute import take_recompute
 
@@ -186,9 +186,6 @@ class _HandOver:
             body.ops.remove(op)
             body.insert(place, op)
         made = [again for op in idle for r in op.results if not (again := self._inside[r]).uses]
-        made += [
-            self._inside[v] for v in _input_of_module(self._forward, last) if v in self._inside
-        ]
         if made:
             ends = Operation(self._registry["stg.discard"], made, {"phase": "recompute"})
             body.insert(first + len(self._again), ends)
@@ -224,26 +221,6 @@ class _HandOver:
         """Keep values to the end of backward of a layer."""
         end, loc = self._back.body.terminator, self._back.loc
         Builder.before(self._registry, end, loc=loc, phase=phase).op("stg.discard", values)
-
-
-def _input_of_module(repeat: Operation, last: int) -> list[Value]:
-    """The input of the products of the module in which the op of a block at `last` is: the model
-    code has a name for it until the module returns."""
-    kind, value = repeat.body.args[0].type, None
-    for op in repeat.body.ops[:last]:
-        for made in op.results if op.region is None else ():
-            if made.type == kind:
-                if isinstance(op.definition, Add) and all(v.type == kind for v in op.operands):
-                    value = None
-                elif any(_is_input(user) for user, _ in made.uses):
-                    value = made
-    return [value] if value is not None else []
-
-
-def _is_input(op: Operation) -> bool:
-    """Whether an op is a product with a parameter, or a cast for one."""
-    cast = op.has(Recasts) and any(_is_product(user) for user, _ in op.result.uses)
-    return cast or _is_product(op)
 
 
 def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:

@@ -25,6 +25,16 @@ the forward repeat: the stash is explicit. L layers h + gelu(h w), types left ou
 Gradients of parameters end in `stg.gradient`, where they are reduced. A sum or a cast before the
 reduction is placed directly after the gradient, so that the reduction does not wait for other
 gradients.
+
+Values that depend on no trained parameter need no gradient.
+
+With a frozen tower in front of a trained model,
+
+    %v = stg.repeat[count = L] (%h = %image, %w = %frozen) { ... }
+    %e = stg.einsum["bnd,de->bne"](%v, %w1)
+
+%v needs no gradient, and the tower stashes nothing. If `%w1` is frozen too, neither does `%e`. A
+value from another part of the model needs one if that part trains it.
 """
 
 from __future__ import annotations
@@ -49,6 +59,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of, stack_of
 from stagec.ir.rewrite import erase_unused
+from stagec.ir.trained import trained_values
 from stagec.ir.traits import Accumulates, BeginsBackward, Free
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
@@ -57,7 +68,6 @@ from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.carried_values import hand_over, pin_again
-from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.reductions import PASS, GradientReductions, cast_once, where_made
 from stagec.sharding.gathers import is_of_parameter
 
@@ -379,3 +389,19 @@ def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
     return b.value("stg.sum", [stack], {"spec": f"{text}->{text[1:]}"}, hint=hint)
+
+
+def idle_values(module: Module) -> frozenset[Value]:
+    """The values of the main function that need no gradient; empty if no parameter is frozen."""
+    trained = set(module.trainable())
+    if len(trained) == len(module.parameters()):
+        return frozenset()
+    body = module.main.body
+    ends = (op for op in body.walk() if isinstance(op.definition, Arrive) and op.flag("trained"))
+    trained_set = trained_values(body, trained | {op.result for op in ends})
+    values = [*body.args, *(v for op in body.walk() for v in _values(op))]
+    return frozenset(v for v in values if v not in trained_set)
+
+
+def _values(op: Operation) -> Iterable[Value]:
+    return (*op.results, *(op.region.args if op.region is not None else ()))

@@ -11,14 +11,23 @@ from stagec.ir.kernel import ALWAYS
 from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rewrite import carried
-from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
+from stagec.ir.traits import (
+    AddsToSum,
+    AppendsRows,
+    CopiesMemory,
+    Free,
+    Fusible,
+    Recasts,
+    Repeats,
+    TurnsRows,
+)
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllReduce
 from stagec.ir_spec.ops.moe import Combine, Dispatch
 from stagec.ir_spec.ops.served_adapters import AdapterProduct, LoraExpand
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
-from stagec.sharding.work import data_of, is_computation, viewed, work_of
+from stagec.sharding.work import data_of, is_computation, is_product, viewed, work_of
 
 
 class FuseKernels(Pass):
@@ -40,7 +49,7 @@ class FuseKernels(Pass):
     the end of a layer if the next layer starts with its norm (fused_add_rms_norm). With `experts`
     these are the ordering of tokens for experts in mxfp4 and nvfp4, their activation and the cast
     of its result. With `stg.collectives[norms]` these are the sum and the norm after an all_reduce,
-    which its kernel does.
+    which its kernel does, unless the norm is cast to 32 bits there.
 
     FLOPs do not change. The memory plan knows the computations only: a value that is used inside of
     one kernel only still has a buffer in the plan.
@@ -185,9 +194,11 @@ def _first_users(op: Operation) -> Iterator[Operation]:
 
 
 def _follows_all_reduce(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel normalizes a sum over ranks, or another sum with it."""
+    """Whether a kernel normalizes a sum over ranks, or another sum with it, in its own type."""
     if not any(map(_by_rows, kernel)) or not all(op.has(Fusible) for op in kernel):
         return False
+    if any(op.has(Recasts) and op.text("to") == "f32" for op in kernel):
+        return False  # no such kernel writes the norm in 32 bits beside that in 16
     return any(_is_reduced(v) for op in kernel for v in op.operands)
 
 
@@ -355,11 +366,8 @@ def _bits(dtype: str) -> int:
 
 def _is_product(op: Operation) -> bool:
     """Whether the op is one matrix product: it does not gather an operand step by step."""
-    if not is_computation(op):
-        return False
-    kernel, rule = work_of(op).kernel, op.definition.rule(op)
-    plain = rule is not None and not own_gathers(op, rule)
-    return plain and kernel is not None and kernel.kind == "matmul"
+    rule = op.definition.rule(op) if is_product(op) else None
+    return rule is not None and not own_gathers(op, rule)
 
 
 def _is_product_of(value: Value) -> bool:

@@ -11,7 +11,7 @@ from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, operand_dim
 from stagec.passes.lower.kernels import fused_operations, kernel_attributes
-from stagec.sharding.work import is_computation, part_of_kernel, viewed, work_of
+from stagec.sharding.work import is_product, part_of_kernel, viewed
 
 #: Phases whose collectives move activations and their gradients.
 ACTIVATIONS = ("forward", "backward", "recompute")
@@ -60,7 +60,7 @@ def sum_of(op: Operation) -> Operation | None:
     users = [user for user in users if not user.has(EndsLifetime)]
     if len(users) != 1 or not reduces(users[0]) or len(users[0].operands) != 1:
         return None
-    return users[0] if _is_product(op) else None
+    return users[0] if is_product(op) else None
 
 
 class Gathered(NamedTuple):
@@ -74,7 +74,7 @@ class Gathered(NamedTuple):
 
 def gathered_for(ops: Sequence[Operation], kinds: Collection[str]) -> Gathered | None:
     """The operand of the products of a kernel that is gathered in one of the phases `kinds`."""
-    products = [op for op in ops if _is_product(op)]
+    products = [op for op in ops if is_product(op)]
     for value in products[0].operands if products else ():
         gather = value.producer
         if gather is None or not isinstance(gather.definition, AllGather):
@@ -106,15 +106,8 @@ def kernels_beside(ops: Sequence[Operation], value: Value) -> Iterator[list[Oper
         kernel = fused.get(user, [user])
         makers = {viewed(v).producer for op in kernel for v in op.operands} - {*kernel}
         inside = [m for m in makers if m is not None and m.parent is region]
-        if user is kernel[0] and _is_product(user) and all(m.position() < place for m in inside):
+        if user is kernel[0] and is_product(user) and all(m.position() < place for m in inside):
             yield kernel
-
-
-def _is_product(op: Operation) -> bool:
-    if not is_computation(op):
-        return False
-    kernel = work_of(op).kernel
-    return kernel is not None and kernel.kind == "matmul"
 
 
 def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:

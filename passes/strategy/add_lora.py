@@ -171,7 +171,7 @@ class _Adapter:
     def _beside(self, op: Operation, index: int, a: Value, b: Value) -> None:
         """y = x w becomes x w + x a b."""
         cut, y, x = LowRankCut(op, index), op.result, op.operands[1 - index]
-        users, name = list(y.uses), f"{y.name}_adapted"
+        users = list(y.uses)
         build = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
         to = {"to": op.text("to")} if "to" in op.attrs and not self._wide else {}
         low = self._lows.get(x)
@@ -183,10 +183,9 @@ class _Adapter:
         if self._rule.alpha not in (0, self._rule.rank):
             by = const(self._rule.alpha) / const(self._rule.rank)
             up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
-        if cut.packed:  # modules of their own, one after the other
-            up = cast_to(build, up, y.tensor.dtype)
-        total = build.value("stg.add", [cast_to(build, y, up.tensor.dtype), up], hint=name)
-        y.replace_with(cast_to(build, total, y.tensor.dtype), users)
+        up = cast_to(build, up, y.tensor.dtype)
+        adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
+        y.replace_with(adapted, users)
 
     def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, str]:
         """The input in fp32, with one copy for each adapter that the parameter packs, and the rule

@@ -21,7 +21,7 @@ from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, IssuedStep, StepTime, step_time
-from stagec.time.streams import PICOSECONDS, SCHEDULER
+from stagec.time.streams import PICOSECONDS
 
 SCHEMA = 1
 _FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}
@@ -273,7 +273,7 @@ def _path(step: StepTime) -> tuple[PathPart, ...]:
         nodes[key] += 1
         times[key] += link.time
     if step.scheduler:  # no node waits for it
-        times[step.slowest.name, "", SCHEDULER, SCHEDULER] = step.scheduler
+        times[step.slowest.name, "", step.behind, step.behind] = step.scheduler
     order = sorted(times, key=lambda key: (-times[key], key))
     return tuple(PathPart(*key, nodes[key], times[key] / PICOSECONDS) for key in order)
 

@@ -299,7 +299,7 @@ class OpDef:
 
 def _all_of(kind: type[_K], given: object) -> tuple[_K, ...]:
     """The items of this kind. Other items in a class of a plug-in are errors when the plug-in is
-    loaded (`stagec.pipeline.plugin_checks`), not when its class is created."""
+    loaded (`stagec.pipeline.plugins`), not when its class is created."""
     items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
     return tuple(item for item in items if isinstance(item, kind))
 

@@ -10,9 +10,9 @@ F is a step that only decodes, G one that only prefills, and H has both, after o
 none: attention over cached tokens is a kernel of its own, which takes as long in any step. F, G and
 H are exact if all of their arguments are points of the grid, and linear in each argument between
 points. Chunks of unequal sizes count as equal ones with the same sums of tokens and of pairs of a
-query and a key; each counts as one that ends its prompt. Groups of ranks wait for each other, so
-the chunks are those of the group with most (`_fullest`). `ExactSteps` evaluates each step;
-`StepSurface.check` compares.
+query and a key (`mean_chunk`); each counts as one that ends its prompt. Groups of ranks wait for
+each other, so the chunks are those of the group with most (`_fullest`). `ExactSteps` evaluates each
+step; `StepSurface.check` compares.
 """
 
 import random

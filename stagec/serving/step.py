@@ -143,12 +143,22 @@ class Step:
 
 
 def mean_chunk(chunks: Sequence[tuple[int, int]]) -> tuple[int, float, float]:
-    """The number of chunks of prompts, given by new and cached tokens, and the new and cached
-    tokens of equal chunks with the same sums of tokens and of pairs of a query and a key."""
-    number, tokens = len(chunks), sum(new for new, _ in chunks)
-    pairs = sum(new * past + new * (new + 1) / 2 for new, past in chunks)
-    size = tokens / number
-    return number, size, max(0.0, pairs / tokens - (size + 1) / 2)
+    """The number, the new and the cached tokens of equal chunks that stand for chunks of prompts,
+    given by new and cached tokens: with the same sums of tokens and of pairs of a query and a key,
+    and as many of them as bring the sum of cached tokens, which attention reads, nearest.
+
+    Chunks with T new and R cached tokens and A = sum of new (cached + new/2) are k equal ones with
+    k = T (R + T/2) / A, at least 1, if that is whole.
+    """
+    tokens, rows, area = 0, 0, 0.0
+    for new, past in chunks:
+        tokens, rows, area = tokens + new, rows + past, area + new * (past + new / 2)
+    number = round(tokens * (rows + tokens / 2) / area)
+    cached = area / tokens - tokens / number / 2
+    if cached < 0:  # too few: pairs would be too many
+        number += 1
+        cached = max(0.0, area / tokens - tokens / number / 2)
+    return number, tokens / number, cached
 
 
 def mean_class(chunks: Sequence[tuple[int, int]], sampled: int = 1) -> SequenceClass:

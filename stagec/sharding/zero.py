@@ -7,6 +7,8 @@ from stagec.ir.expr import evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.traits import Repeats
 from stagec.ir.types import TensorType, axis_size
+from stagec.ir_spec.ops.selection import Slice
+from stagec.ir_spec.strategy.shard_padding import ShardPaddingRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import Strategy
@@ -28,8 +30,9 @@ class Sharder:
         axes = tuple(a for a in strategy.zero_axes if a not in param.tensor.axes)
         if not axes:
             return param.tensor
+        preferred = [*self._read_in_part(param), *self._preferred]
         sharded, done = shard_at_rest(
-            param.tensor, axes, self._preferred, self._assumptions.facts, module.env, self._counts
+            param.tensor, axes, preferred, self._assumptions.facts, module.env, self._counts
         )
         if not done:
             self._whole.append(param)
@@ -37,6 +40,14 @@ class Sharder:
             if d.split:
                 self._assumptions.divides(d.size, axis_size(d.axes), strategy.loc)
         return sharded
+
+    def _read_in_part(self, param: Value) -> list[str]:
+        """The dimensions of which users of a parameter take a part, as of a table of positions, if
+        rows are sharded: a gather is then one of all of it, as FSDP2's."""
+        if self._strategy.one(ShardPaddingRule).rule != "dim0":
+            return []
+        cuts = [op for op, _ in param.uses if isinstance(op.definition, Slice)]
+        return [str(param.tensor.dims[op.integer("dim")].size) for op in cuts]
 
     def check(self) -> None:
         """Report parameters that are not sharded.

@@ -29,7 +29,7 @@ from stagec.time.costs.nodes import CostTable, PodEnd, picoseconds
 from stagec.time.costs.on_mesh import OnMesh
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
-from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
+from stagec.time.streams import PICOSECONDS, SCHEDULER, TRAINER, Cost, Part
 
 #: Programs of more nodes are not kept once the graph is built, but unrolled again when needed. A
 #: node takes 55 bytes.
@@ -252,7 +252,8 @@ class Issued:
     def costs(self, table: CostTable) -> NodeCosts:
         """The costs of the prototypes of all classes, computed once for each sample."""
         computations = table.prepare(self.samples)
-        pairs, places = self._on_mesh.costed(self._programs.numbers, table)
+        of = self._programs
+        pairs, places = self._on_mesh.costed(of.samples, of.numbers, table)
         rows = [
             computations[i] if i in computations else table.cost(self.samples[i], distances)
             for distances, i in pairs
@@ -305,8 +306,8 @@ class StepTime:
     `classes` are the clocks that determine it: those of hosts where they hold up the step, else
     those of devices, which are always in `devices`. `ways` counts how many kernels and collectives
     were matched, interpolated and modelled (`stagec.time.measured.tables`). `scheduler` is the
-    share of `picoseconds` in which devices wait for the scheduler of a server; `request` is what a
-    request takes outside of its steps, in picoseconds.
+    share of `picoseconds` in which devices wait for the scheduler of a server, or for a trainer;
+    `behind` is its name. `request` is what a request takes outside of its steps, in picoseconds.
     """
 
     picoseconds: int
@@ -315,6 +316,7 @@ class StepTime:
     devices: ClockedStep
     scheduler: int = 0
     request: int = 0
+    behind: Part = SCHEDULER
 
     @property
     def seconds(self) -> float:
@@ -331,7 +333,7 @@ class StepTime:
     def parts(self, each: ClassTimes) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
         first."""
-        times = {**each.parts(self.picoseconds - self.scheduler), SCHEDULER: self.scheduler}
+        times = {**each.parts(self.picoseconds - self.scheduler), self.behind: self.scheduler}
         times = {part: time for part, time in times.items() if time}
         return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 
@@ -389,8 +391,8 @@ def step_time(
     slower of them. A host launches a captured step of serving as a whole (`Software.is_graph`), so
     it does not hold devices up; without `replay.graphs` it issues the step op by op. Without
     `hosts`, hosts take no time. A host that waits for its device (`stg.hosts[waits = ...]`) also
-    adds gaps to the clock of the devices. Behind a step of serving devices wait for the scheduler
-    of the engine (`stg.hosts[step = ..., scheduler = ...]`).
+    adds gaps to the clock of the devices. Behind a step devices wait for the scheduler of the
+    engine (`stg.hosts[step = ..., scheduler = ...]`), or for the trainer (`between`).
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -431,10 +433,11 @@ def step_time(
     request = max(picoseconds(each.request_seconds) for each in software)
 
     def behind(clocked: ClockedStep) -> StepTime:
-        """The step with the time that devices wait for the scheduler."""
+        """The step with the time that devices wait behind it."""
         end = clocked.end / PICOSECONDS
-        scheduler = max(picoseconds(each.waiting_seconds(end)) for each in software)
-        return StepTime(clocked.end + scheduler, clocked, ways, devices, scheduler, request)
+        wait = max(picoseconds(each.waiting_seconds(end)) for each in software)
+        name = SCHEDULER if software[0].serving else TRAINER
+        return StepTime(clocked.end + wait, clocked, ways, devices, wait, request, name)
 
     alone = behind(devices)
     if efficiency.kernels == "roofline" or not any(map(any, spent)):

@@ -18,9 +18,10 @@ from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
 from stagec.machines import load_machine
 from stagec.machines.figures import quantity
+from stagec.program.kernels import Kernel
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.durations import Durations
-from stagec.time.costs.kernels import matmul_seconds, memory_seconds
+from stagec.time.costs.kernels import matmul_seconds, memory_seconds, seconds_in_step
 from stagec.time.costs.software import Software
 from stagec.validation.closed_loop import ClosedLoop
 from stagec.validation.measured_servers import (
@@ -370,6 +371,22 @@ def test_experts_in_kernels_of_triton_take_as_long_as_in_tables(machine: str) ->
             seconds[form] = products + float(memory_seconds(device, moved / 4)) * 4
         assert abs(seconds["triton_blocks"] * 1e6 / measured - 1) < within
         assert seconds[""] * 1e6 < 0.95 * measured
+
+
+@pytest.mark.parametrize(("machine", "same"), [("h20", True), ("h200", False)])
+def test_a_machine_without_constants_of_triton_has_its_own(machine: str, same: bool) -> None:
+    """In steps too, where grouped products of experts keep less of their speed than others."""
+    device = load_machine(machine)
+    sustained = device.efficiency.sustained.model_copy(update={"experts": 0.6})
+    efficiency = device.efficiency.model_copy(update={"sustained": sustained})
+    device = device.model_copy(update={"efficiency": efficiency})
+    shape: dict[str, Any] = {"flops": 1 << 40, "bytes": 1 << 28}
+    kernels = [
+        Kernel("matmul", "f8e4m3", (32, 256, 512, 7168), form=form, **shape)
+        for form in ("experts", "triton_blocks")
+    ]
+    own, named = seconds_in_step(device, kernels).tolist()
+    assert (own == named) is same
 
 
 # -- stacks ----------------------------------------------------------------------------------------

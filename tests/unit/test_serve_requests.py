@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import ExactSteps, StepSurface, grid
 from stagec.serving.arrivals import Conversations, renewal
 from stagec.serving.requests import read_requests, turns
-from stagec.serving.step import Step, parse_step
+from stagec.serving.step import Step, mean_chunk, parse_step
 from stagec.serving.step_times import SECOND
 from tests.support import Outcome, assert_schema, stagec
 
@@ -255,12 +256,29 @@ def test_groups_wait_for_the_one_with_the_longest_prompts() -> None:
     assert exact.mixed(0, 0, [(900, 0), (30, 0)]) == exact.mixed(0, 0, [(900, 0)])
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_prompts_keep_the_sums_of_unequal_ones(seed: int) -> None:
+    """Tokens and pairs exactly; cached rows nearly, also where a short prompt has all of them; and
+    prompts that are equal stay as they are."""
+    source = random.Random(seed)
+    for _ in range(300):
+        several = source.randint(1, 7)
+        chunks = [(source.randint(1, 4000), source.choice([0, 9000])) for _ in range(several)]
+        number, size, past = mean_chunk(chunks)
+        assert number * size == pytest.approx(sum(new for new, _ in chunks))
+        pairs = sum(new * cached + new * (new + 1) / 2 for new, cached in chunks)
+        assert number * size * (past + (size + 1) / 2) == pytest.approx(pairs)
+        assert mean_chunk([chunks[0]] * several) == pytest.approx((several, *chunks[0]))
+    number, _, past = mean_chunk([(32, 20000), (2000, 0)])
+    assert number * past == pytest.approx(20000, rel=0.05)
+
+
 def test_prompts_of_unequal_sizes_have_one_kernel() -> None:
     """As many launches as prompts that are alike, for as many tokens and pairs."""
     step = parse_step("decode=3x100,decode=1x201,chunk=1x20+0,prefill=2x50+0,prefill=1x96+8")
     one = step.together()
-    assert str(one) == "decode=4x126,prefill=4x54+10"
-    assert (one.tokens, one.sampled - 1) == (step.tokens, step.sampled)
+    assert str(one) == "decode=4x126,prefill=3x72+1"
+    assert (one.tokens, one.sampled) == (step.tokens, step.sampled)
     assert one.pairs == pytest.approx(step.pairs, rel=0.01)
     modules = StepModules(job_options("llama3-8b", None, {"sizes": {"L": 2}}), Session())
     machine = library.machine("h100-sxm")

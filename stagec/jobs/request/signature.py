@@ -331,6 +331,9 @@ class JobFlags(TypedDict, total=False):
     #: With --host-waits: time of a host before forward of a microbatch, such as '2 ms' (default:
     #: none).
     host_microbatch: str | None
+    #: Time of a host between two steps of training, for which devices wait, such as '40 ms'
+    #: (default: none).
+    host_between: str | None
     #: Capture training steps as graphs, which hosts launch as a whole, as in serving.
     host_graphs: bool | None
     #: With --serve: hosts launch steps with prompts as a graph (captured), or issue them kernel by

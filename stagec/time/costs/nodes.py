@@ -109,6 +109,13 @@ class Distances:
     groups: Mapping[GroupAxes, Examples]
     messages: Mapping[Way, Level]
 
+    def of(self, node: Node) -> Hashable:
+        """A key that is equal for classes in which a node has the same distance."""
+        if node.is_message:
+            level = self.messages.get((node.kind, node.over, node.by))
+            return level and level.name
+        return self.groups.get(node.group)
+
 
 #: A machine, and the level of its network that joins its pod to others.
 PodEnd: TypeAlias = tuple[Machine, Level]
@@ -185,14 +192,15 @@ class CostTable:
 
     def cost(self, node: Node, distances: Distances) -> Cost:
         """The cost of a node of a class with these distances; computations must be prepared."""
+        examples = distances.groups.get(node.group)
+        if examples is not None and self._communicates:
+            return self._of_collective(node, examples)
         if node.is_computation:
             return self._known[node.kernel]
         if node.is_copy:
             host = self._machine.host
             return Cost(picoseconds(host.latency.value + node.size / host.bandwidth.value))
-        if not self._communicates:
-            return Cost(0)
-        if node.is_message:
+        if self._communicates and node.is_message:
             way = node.kind, node.over, node.by
             level = self._pods.get(node.over) if crosses_pods(node.op) else distances.messages[way]
             if level is None:
@@ -202,7 +210,9 @@ class CostTable:
             if key not in self._known:
                 self._known[key] = self._message(node.size, (self._machine, level), other)
             return self._known[key]
-        examples = distances.groups[node.group]
+        return Cost(0)
+
+    def _of_collective(self, node: Node, examples: Examples) -> Cost:
         beside = self._overlap and not node.blocking
         key = node.kind, node.size, examples, beside, node.dealt
         if key not in self._known:

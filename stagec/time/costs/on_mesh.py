@@ -12,7 +12,7 @@ import numpy as np
 from stagec.machines import Level
 from stagec.program.classes import RankClass
 from stagec.program.groups import number_groups
-from stagec.program.nodes import Ints
+from stagec.program.nodes import Ints, Node
 from stagec.time.costs.nodes import CostTable, Distances
 
 #: The distances of a class, and the number of a sample.
@@ -31,25 +31,21 @@ class OnMesh:
         self._costed: tuple[Sequence[Level], list[Costed], Ints] | None = None
 
     def costed(
-        self, numbers: Sequence[tuple[list[int], Ints]], table: CostTable
+        self, samples: Sequence[Node], numbers: Sequence[tuple[list[int], Ints]], table: CostTable
     ) -> tuple[list[Costed], Ints]:
-        """What costs differently on a machine: samples by number, each with the distances of a
+        """What costs differently on a machine: the numbers of samples, each with the distances of a
         class; and for each prototype of all classes its place among these. `numbers` has for each
         class its samples, and the place of each of its prototypes among these."""
         if self._costed is None or self._costed[0] != table.network:
-            alike: dict[Hashable, Distances] = {}
-            known: dict[tuple[int, int], int] = {}
+            known: dict[Hashable, int] = {}
             pairs: list[Costed] = []
             places: list[Ints] = []
             for each, ranks, (used, place) in zip(
                 self._classes, self.members, numbers, strict=True
             ):
                 far = table.distances(ranks, self.groups, each.groups, each.ways)
-                levels = tuple((way, level.name) for way, level in far.messages.items())
-                far = alike.setdefault((*far.groups.items(), *levels), far)
-                for i in used:
-                    if known.setdefault((id(far), i), len(pairs)) == len(pairs):
-                        pairs.append((far, i))
-                places.append(np.array([known[id(far), i] for i in used])[place])
+                mine = [known.setdefault((i, far.of(samples[i])), len(known)) for i in used]
+                pairs += [(far, i) for i, n in zip(used, mine, strict=True) if n >= len(pairs)]
+                places.append(np.array(mine)[place])
             self._costed = table.network, pairs, np.concatenate(places)
         return self._costed[1:]

@@ -1,7 +1,9 @@
-"""Updates of offloaded states by the CPU (stagec/time/costs/host_update.py)."""
+"""What hosts do beside launching kernels: updates of offloaded states
+(stagec/time/costs/host_update.py), and the time of a trainer between steps."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,8 +16,9 @@ from stagec.time.costs.host_update import SHARE, host_update_seconds
 SIZES = {"L": 2, "B": 8, "S": 128}
 
 
-def step(**flags: Any) -> StepAnswer:
-    answer = stagec.job("llama3-8b", sizes=SIZES, dp=8, zero=2, **flags).time("a100-80g")
+def step(sizes: Mapping[str, int] = SIZES, **flags: Any) -> StepAnswer:
+    sizes = {**SIZES, **sizes}
+    answer = stagec.job("llama3-8b", sizes=sizes, dp=8, zero=2, **flags).time("a100-80g")
     assert isinstance(answer, StepAnswer)
     return answer
 
@@ -46,3 +49,12 @@ def test_copies_take_time_without_nodes_of_traces() -> None:
     kept, moved = step(), step(offload="activations")
     assert moved.step_seconds > kept.step_seconds
     assert moved.step_seconds == step(offload="activations", memory_nodes=True).step_seconds
+
+
+def test_a_trainer_lets_devices_wait_between_steps() -> None:
+    """However long a step is, and also where hosts hold it up."""
+    for sizes in ({"B": 8}, {"B": 64}, {"S": 8}):
+        before, after = (step(host_between=time, sizes=sizes) for time in ("", "60 ms"))
+        assert after.step_seconds == pytest.approx(before.step_seconds + 0.06, abs=1e-9)
+        assert after.breakdown["host between steps"] == pytest.approx(0.06)
+        assert sum(after.breakdown.values()) == pytest.approx(after.step_seconds)
