@@ -24,7 +24,10 @@ from stagec.support.diagnostics import error
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
-MEMORY = ("parameters", "gradients", "optimizer", CACHES, "stash", "transient", "peak", "host")
+MEMORY = (
+    *("parameters", "gradients", "optimizer", CACHES, BUCKETS, "stash", "transient", "peak"),
+    "host",
+)
 #: A function that reads a size from an attribute of an op.
 Size: TypeAlias = Callable[[Operation, str], Expr]
 
@@ -125,7 +128,7 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
     _sum_up(counts, terms)
     for op in module.ops("stg.memory"):
         if op.attrs.get("stages") == graph.attrs.get("stages"):
-            counts.memory = {n: op.expr(n) for n in (*MEMORY, BUCKETS) if n in op.attrs}
+            counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
     return counts
 
 
