@@ -229,9 +229,9 @@ def _without_graphs(
     given: Mapping[str, Any], formats: Sequence[Format], pods: Pods
 ) -> Iterator[Diagnostic]:
     """A warning of `--no-graphs` where no file has the time of the step, or the step no graph."""
-    from stagec.time.costs.software import Software
-
     if not given["graphs"]:
+        from stagec.time.costs.software import Software
+
         software = (Software.of(module) for module in pods.modules.values())
         yield from written_without_graphs(formats, software)
 

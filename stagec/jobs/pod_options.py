@@ -17,7 +17,6 @@ from stagec.jobs.request.flags import FLAGS, PartText
 from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
-from stagec.machines import load_machine
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
 
@@ -119,8 +118,11 @@ def options_of_part(name: str, options: JobOptions) -> JobOptions:
         return of_part
     (part,) = (part for part in options.part if part.name == name)
     of_part = _with_flags(of_part, f"--part {name}", part.flags)
-    own = of_part.on_machine
-    return on_machine(of_part, load_machine(own)) if own else of_part
+    if not of_part.on_machine:
+        return of_part
+    from stagec.machines import load_machine
+
+    return on_machine(of_part, load_machine(of_part.on_machine))
 
 
 def options_of_draft(pod: str, draft: DraftText, options: JobOptions) -> JobOptions:

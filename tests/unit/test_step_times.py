@@ -63,11 +63,10 @@ def classes_of_steps(draw: st.DrawFn) -> SequenceClass:
 @given(st.lists(classes_of_steps(), min_size=1, max_size=8))
 @examples(60)
 def test_sequences_taken_together_read_as_many_rows(classes: list[SequenceClass]) -> None:
-    """As many sequences. Of those that decode as many tokens, and cached rows are rounded up by
-    less than one each; prompts are one class, whose size is that of the mean."""
+    """Of those that decode as many sequences and tokens, and cached rows are rounded up by less
+    than one each; prompts are one class, whose size is that of the mean."""
     step = step_of(classes)
     actual = step.together()
-    assert actual.sequences == step.sequences
     decodes = {c.new for c in step.classes if c.new == c.sampled}
     prompts = [c for c in step.classes if c.new != c.sampled]
     assert len(actual.classes) <= len(decodes) + bool(prompts)
@@ -77,7 +76,10 @@ def test_sequences_taken_together_read_as_many_rows(classes: list[SequenceClass]
             rows = sum(c.count * c.cached for c in mine)
             assert each.tokens == sum(c.tokens for c in mine)
             assert rows <= each.count * each.cached < rows + each.count
-    assert 2 * abs(actual.tokens - step.tokens) <= sum(c.count for c in prompts)
+    if not prompts:
+        assert actual.sequences == step.sequences
+    made = sum(c.count for c in actual.classes if c.new != c.sampled)
+    assert 2 * abs(actual.tokens - step.tokens) <= max(made, sum(c.count for c in prompts))
 
 
 @given(st.lists(classes_of_steps(), min_size=1, max_size=8))
