@@ -1,7 +1,5 @@
 """All built-in operations of a text: ops, the statements of a strategy and their containers."""
 
-from __future__ import annotations
-
 from stagec.ir.opdef import OpDef
 from stagec.ir_spec.ops import OPS
 from stagec.ir_spec.strategy import STATEMENTS, space

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analyze
+from stagec.answers.analyze import JobAnalysis, analyze
 from stagec.answers.check import CheckAnswer, check
 from stagec.answers.compile import COMPILE, compile_job
 from stagec.answers.compiled import CompileAnswer
-from stagec.answers.memory.answer import FIT, MemoryPlan, PodsMemory, memory
+from stagec.answers.memory.answer import FIT, MemoryPlan, memory
 from stagec.answers.questions import QUESTIONS, question_of
 from stagec.answers.time.answer import StepAnswer, time
 from stagec.answers.time.pods_answer import PodsTime
@@ -28,6 +28,7 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.acceptance import ACCEPTANCE, Acceptance, take_acceptance
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.emission import workers
 from stagec.jobs.request.job_file import JobFile, asked_job, job_text
 from stagec.jobs.request.limit import Limit, LimitType
 from stagec.jobs.request.machine import UsedRanks, machine_of
@@ -44,6 +45,8 @@ from stagec.jobs.request.option import (
 )
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.machines import Machine
+from stagec.output.report import Report
 from stagec.pipeline.instrument import Dumps
 from stagec.support.diagnostics import error
 from stagec.support.garbage import seldom_collected
@@ -55,8 +58,6 @@ if TYPE_CHECKING:
     from stagec.answers.serve_answer import ServeAnswer
     from stagec.answers.sweep.run import SweepAnswer
     from stagec.jobs.request.signature import JobFlags
-    from stagec.machines import Machine
-    from stagec.output.report import Report
     from stagec.searches.answer import SearchAnswer
     from stagec.searches.server.answer import ServerSearchAnswer
 
@@ -109,7 +110,7 @@ class Job:
 
     def analyze(
         self, *, symbolic: bool = False, machine: str | Machine | None = None, limit: Any = None
-    ) -> JobAnalysis | PodsAnalysis:
+    ) -> JobAnalysis:
         """Parameters, FLOPs, bytes of communication and memory of each class of ranks, with
         `symbolic` as expressions in the symbols. Of a step of serving, `machine` says what each op
         waits for, and `limit` (`"80GiB"`, `"h100"`) which batch is the largest that fits. Raises
@@ -119,7 +120,7 @@ class Job:
             symbols, most = _on("symbolic", symbolic), _limit(limit)
             return analyze(self._options, session, symbolic=symbols, machine=on, limit=most)
 
-    def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan | PodsMemory:
+    def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan:
         """What a rank of each class holds at its peak, in bytes; whether it fits a size or a device
         (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
         `DiagnosticError`."""
@@ -385,7 +386,6 @@ def _sweep(
     from stagec.answers.sweep.rows import Case
     from stagec.answers.sweep.run import answer_of, rows_of, selection_of, with_limit
     from stagec.answers.sweep.table import ANALYSIS, TIME
-    from stagec.jobs.request.emission import workers
 
     with asked(depth=5) as session:
         if not isinstance(cast("object", over), Mapping):
@@ -443,8 +443,6 @@ def check_traces(path: str | Path, *, strict: bool = False) -> CheckAnswer:
 
 
 def _machine(given: object, session: Session) -> Machine:
-    from stagec.machines import Machine
-
     if isinstance(given, Machine):
         return given
     if isinstance(given, str | Path):

@@ -49,10 +49,9 @@ ROOMS: Mapping[str, tuple[str, str]] = {
     "convolution": ("Convolutions", "In functions."),
     "scan": ("Running sums", "In functions."),
     "causal_conv": (
-        "Causal convolutions",
+        "Causal convolutions and shifts",
         "In functions. `insert-collectives` makes the last two where the sequence is split.",
     ),
-    "token_shift": ("Token shift", "In functions."),
     "state_space": (
         "State-space layers",
         "In functions. `insert-collectives` makes the ops of states where the sequence is split.",

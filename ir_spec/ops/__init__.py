@@ -1,7 +1,5 @@
 """The built-in ops: each class with a `name` defines one. `OPS` lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
@@ -12,10 +10,10 @@ from stagec.ir.opdef import OpDef
 _MODULES = """
     structure functions quantized served_adapters parts
     contraction convolution extremes
-    scan causal_conv sequence_parts state_space linear_attention rwkv rg_lru token_shift
+    scan causal_conv sequence_parts state_space linear_attention rwkv rg_lru
     selection merge cache_rows
     activation gated norm softmax
-    attention heads attention_parts ring ring_edge rope distance indexer
+    attention ring ring_edge rope distance indexer
     moe vocabulary loss_forms losses recommend
     layout comm optimizer adam8bit adafactor muon pipeline pod_crossings trace
 """

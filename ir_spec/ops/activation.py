@@ -13,7 +13,7 @@ from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, const, fraction
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.serving_step import ServingStep
@@ -110,7 +110,7 @@ class Gelu(Activation):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"gelu": self._unfused}
 
-    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         if not op.flag("stepwise"):
             return None
         return [gelu_steps(b, op.operands[0], op.text("form", FORM.default), op.result.name)]

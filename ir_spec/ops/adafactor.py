@@ -1,8 +1,6 @@
 """Adafactor (arXiv 1804.04235) with the kernels of transformers.Adafactor: the second moments of a
 matrix are means of its rows and columns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

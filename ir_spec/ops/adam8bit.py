@@ -1,7 +1,5 @@
 """AdamW with block-wise 8-bit moments, as in bitsandbytes (arXiv 2110.02861)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 

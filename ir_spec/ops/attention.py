@@ -1,18 +1,31 @@
-"""Attention as one fused kernel."""
+"""Attention as one fused kernel, copies of heads of keys and values that several heads of queries
+share, and attention to keys that are split over ranks, such as caches that are split along their
+tokens.
 
-from __future__ import annotations
+Of split keys, every rank has all queries and attends to its own keys. The results are merged by
+their log-sum-exp: with `%q` on n ranks of cp, and the keys split over them,
+
+    %p, %l = stg.attention_parts[over = cp](%q, %k, %v)    of each rank one part, and its lse
+    %g = stg.all_gather[dim = 3, over = cp](%l)            [B, H, S, n], a number for each row
+    %w = stg.softmax(%g)                                   the share of each part
+    %y = stg.sum_parts(%p, %w')                            w' is the rank's own; a partial sum
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from stagec.ir.builder import Builder
+import numpy as np
+
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, same
-from stagec.ir.opdef import EagerForm, Grads, LocalSize, Sizes, Splits
+from stagec.ir.expr import Expr, call, same
+from stagec.ir.index_rule import IndexRule
+from stagec.ir.numeric import NumericContext
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes, Splits
 from stagec.ir.param import Param
-from stagec.ir.rule import Rule
+from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Fusible, Recasts
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (
@@ -21,17 +34,19 @@ from stagec.ir_spec.ops.attention_core import (
     VALUES,
     WHOLE,
     all_pairs,
+    core_rule,
+    forward,
     further,
+    given,
     key_rows,
     local_pairs,
+    scores_of,
     seen_keys,
     unread_bytes,
 )
-from stagec.ir_spec.ops.attention_parts import merge_parts
 from stagec.ir_spec.ops.base import gradients, need_result
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.rope import RotaryEmbedding
-from stagec.support.diagnostics import error
 
 _PARAMS = (
     *SCORES,
@@ -84,7 +99,7 @@ class _Flash(AttentionOp):
 NO_KERNEL = ("alibi", "sinks", "softcap")
 
 
-def _expanded(b: Builder, op: Operation, on_rank: LocalSize) -> None:
+def _expanded(b: Builder, op: Operation, is_one: IsOneOnRank) -> None:
     """The pass `expand-attention` writes this form instead."""
 
 
@@ -131,7 +146,7 @@ class FlashAttention(_Flash):
             "joined_queries": self._by_head,
         }
 
-    def _by_head(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _by_head(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """If a head of queries is concatenated of parts (`torch.cat`), its tokens are consecutive
         in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
         flash_api.cpp), and is copied for the following product (`transpose(1, 2).contiguous()` of
@@ -146,7 +161,7 @@ class FlashAttention(_Flash):
         return [b.value("stg.reorder", [first], hint=f"{first.name}_o"), *others]
 
     def _repeated_heads(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """Keys and values that several heads share are copied for each head, as with `repeat_kv` of
         torchtitan; the kernel then has a head of keys for each head of queries. On a rank with a
@@ -155,7 +170,7 @@ class FlashAttention(_Flash):
             return None
         q, *shared = op.operands[:3]
         heads, groups = q.tensor.dims[-2].size, shared[0].tensor.dims[-2].size
-        if same(heads, groups) or on_rank(groups) == 1:
+        if same(heads, groups) or is_one(groups):
             return None
         rows = [b.value("stg.repeat_heads", [v], {"heads": heads}, hint=v.name) for v in shared]
         return self._with_operands(b, op, [q, *rows, *op.operands[3:]])
@@ -180,9 +195,8 @@ class FlashAttention(_Flash):
         if not step.is_tokens(q.size) or not step.is_tokens(keys.size):
             return None
         if not op.flag("causal"):
-            raise error(
+            raise op.error(
                 "attention without a causal mask reads later tokens, which do not exist yet",
-                op.loc,
                 remedy="serve a causal model",
             )
         span = next((op.expr(n) for n in ("window", "chunk") if n in op.attrs), None)
@@ -224,3 +238,126 @@ class AttentionGrad(_Flash):
         if "s" in special:
             return ring_backward(b, op, special["s"])
         return super().partition(b, op, special)
+
+
+class RepeatHeads(OpDef):
+    """Repeats each head, as `torch.repeat_interleave` along the heads: [B, S, G, K] becomes [B, S,
+    H, K]. No FLOPs."""
+
+    name = "stg.repeat_heads"
+    traits = (Fusible(),)
+    operands = ("x",)
+    params = (Param("heads", "size", "the heads of the result", required=True),)
+    example = "%y = stg.repeat_heads[heads = H](%k) : bf16[B, S, H, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        times = op.expr("heads") / op.operands[0].tensor.dims[2].size
+        return make_rule("bsgk->bs(gr)k", linear=[0], sizes={"r": times})
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        heads = op.operands[0].tensor.dims[2].size
+        return gradients(b, op, grads, {"heads": heads}, by="stg.sum_heads")
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        times = ctx.size(op.result.tensor.dims[2].local) // args[0].shape[2]
+        return [np.repeat(args[0], times, axis=2)]
+
+
+class SumHeads(OpDef):
+    """Gradient of `stg.repeat_heads`: the sum over the copies of each head."""
+
+    name = "stg.sum_heads"
+    backward = True
+    flops_per_point = 1
+    operands = ("dy",)
+    params = (Param("heads", "size", "the heads of the result", required=True),)
+    example = "%dk = stg.sum_heads[heads = G](%q) : bf16[B, S, G, K]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("bs(gr)k->bsgk", linear=[0], sizes={"g": op.expr("heads")})
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        b, s, _, k = args[0].shape
+        heads = ctx.size(op.result.tensor.dims[2].local)
+        return [args[0].reshape(b, s, heads, -1, k).sum(axis=3)]
+
+
+class AttentionParts(AttentionOp):
+    """Attention to the keys of each rank of `over`: results in fp32 [n, B, S, H, V], and the row
+    log-sum-exps [B, H, S, n]; 0 and -inf for rows without visible keys on a rank.
+
+    A logit of `sinks` counts only in the first part. FLOPs are those of the pairs that the mask
+    leaves, on average over the ranks, rounded up.
+    """
+
+    name = "stg.attention_parts"
+    operands = ("q", "k", "v*")
+    results = ("result", "lse")
+    params = (
+        *SCORES,
+        *WHOLE,
+        VALUES,
+        Param("over", "axes", "the axes that split the keys", required=True),
+    )
+    element_types = ("f32", "f32")
+    example = (
+        "%p, %l = stg.attention_parts[causal, over = cp](%q, %k, %v) : "
+        "(f32[cp, B, S, H, K], f32[B, H, S, cp])"
+    )
+
+    def rule(self, op: Operation) -> Rule:
+        text = "bs(gr)k,{kv}{more}->pbs(gr){v},b(gr)sp"
+        return core_rule(op, text, 1, "(pt)", sizes={"p": axis_size(op.names("over"))})
+
+    def left(self, op: Operation, n: Sizes) -> Expr:
+        rows, keys = key_rows(op, 0)
+        return local_pairs(op, 0, {"s": rows.local, "t": keys.local})
+
+    def computed(self, op: Operation, n: Sizes) -> Expr:
+        return n["s"] * call("ceildiv", [seen_keys(op, 0), axis_size(op.names("over"))])
+
+    def met(self, op: Operation, n: Sizes) -> tuple[Expr, bool]:
+        return key_rows(op, 0)[1].local, False
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return super().bytes_touched(op) - unread_bytes(op)
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        x = given(op, args, ctx)
+        scores = scores_of(op, ctx, ctx, 0, x)
+        if "sinks" in x.more and any(ctx.coords.get(a, 0) for a in op.names("over")):
+            x.more = {name: v for name, v in x.more.items() if name != "sinks"}
+        out, lse = forward(x, scores)
+        return [out[None], lse[..., None]]
+
+
+class SumParts(OpDef):
+    """The sum of parts [n, ...] weighted by their shares [B, H, S, n], 2 FLOPs per element of a
+    part; if each rank has a part, the result is a partial sum."""
+
+    name = "stg.sum_parts"
+    operands = ("parts", "shares")
+    index = IndexRule("pbshv,bhsp->bshv")
+    flops_per_point = 2
+    example = "%y = stg.sum_parts(%p, %w) : f32[B, S, H, K]"
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        parts, shares = args
+        return [(parts * shares.transpose(3, 0, 2, 1)[..., None]).sum(0)]
+
+
+def merge_parts(b: Builder, op: Operation, over: Sequence[str]) -> list[Value]:
+    """Rewrite `stg.attention` to keys that are split over these axes."""
+    name, axes = op.results[0].name, tuple(over)
+    attrs = {k: v for k, v in op.attrs.items() if k != "phase"} | {"over": axes}
+    names = [f"{name}_parts", f"{name}_lse"]
+    parts, lse = b.op("stg.attention_parts", op.operands, attrs, names=names).results
+    along: dict[str, RawAttr] = {"dim": (3,), "over": axes}
+    whole = b.value("stg.all_gather", [lse], along, hint=f"{name}_lses")
+    shares = b.value("stg.softmax", [whole], hint=f"{name}_shares")
+    own = b.value("stg.all_slice", [shares], along, hint=f"{name}_share")
+    total = b.value("stg.sum_parts", [parts, own], hint=f"{name}_sum")
+    dtype = op.results[0].tensor.dtype
+    if dtype == "f32":
+        return [total]
+    return [b.value("stg.cast", [total], {"to": dtype}, hint=f"{name}_{dtype}")]

@@ -1,8 +1,6 @@
 """Base classes of all forms of fused attention and their gradients: their work follows from the
 pairs of queries and keys that a mask leaves, and that a kernel computes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

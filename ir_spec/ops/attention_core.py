@@ -11,8 +11,6 @@ followed by those that flags name, in this order:
 | `selected` | [B, S, N], the keys that each query sees, by their positions (arXiv 2512.02556)    |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 

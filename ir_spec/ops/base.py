@@ -1,7 +1,5 @@
 """Helpers of op definitions: pointwise rules, gradients by a single op, derived ops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from textwrap import fill
 from typing import ClassVar, TypeVar, cast
@@ -13,7 +11,6 @@ from stagec.ir.opdef import Grads, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters, make_rule, parse_rule, shape_text
 from stagec.ir.traits import Fusible, Trait
-from stagec.support.diagnostics import error
 
 SPEC = Param("spec", "str", 'the index rule, such as "bsd,dhk->bshk"', positional=True)
 
@@ -27,9 +24,8 @@ STATE = Param(
 def no_gradient(op: Operation) -> None:
     """Raises `DiagnosticError` for the gradient of an op that continues from a state."""
     if op.flag("state"):
-        raise error(
+        raise op.error(
             f"'{op.name}' with a state has no gradient",
-            op.loc,
             remedy="leave out 'state': a training step sees whole sequences",
         )
 
@@ -47,9 +43,8 @@ def dimension(op: Operation, x: Value, default: int, most: int) -> int:
     have it."""
     dim = op.integer("dim", default)
     if not 0 <= dim < most:
-        raise error(
+        raise op.error(
             f"'{op.name}' works along dimension {dim}, but %{x.name} is {x.type}",
-            op.loc,
             remedy=f"choose dim from 0 to {most - 1}",
         )
     return dim

@@ -1,7 +1,5 @@
 """Rows of caches, which serving steps keep for the tokens of a sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ dimension for each. The numeric exchange works on the local arrays of one group,
 group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,7 +23,6 @@ from stagec.ir.opdef import Array, Grads, OpDef
 from stagec.ir.param import Param
 from stagec.ir.traits import KeepsPart, StaysUntilNext, View
 from stagec.ir.types import FLOATS, AxisUse, Dim, Partial, TensorType, Type
-from stagec.support.diagnostics import error
 
 #: Computes the local results of one group from its local operands.
 Exchange: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
@@ -56,8 +53,8 @@ class Movement(OpDef):
         try:
             return [self.move(op, i, v.tensor) for i, v in enumerate(op.operands)]
         except ValueError as e:
-            raise error(
-                f"'{op.name}' {e}", op.loc, remedy="give it an operand with this placement"
+            raise op.error(
+                f"'{op.name}' {e}", remedy="give it an operand with this placement"
             ) from None
 
     def verify(self, op: Operation) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Contractions, sums and products: einsum, add, sum, broadcast, mul, scale, cast."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 

@@ -7,8 +7,6 @@ A convolution whose patches do not overlap, such as the patch embedding of a vis
     %x = stg.einsum["bchpwq,cpqd->bhwd"](%p, %w)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

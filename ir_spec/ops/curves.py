@@ -3,8 +3,6 @@
 FLOPs count each arithmetic operation, exponential, tanh and erf as one.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scores by distance that depend on the content, for disentangled attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

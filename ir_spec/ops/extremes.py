@@ -1,7 +1,5 @@
 """Maximum, argmax and top-k, with their forms over a split dimension."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,7 +18,6 @@ from stagec.ir.types import FLOATS, axis_size
 from stagec.ir_spec.ops.base import SPEC, gradients, present
 from stagec.ir_spec.ops.contraction import broadcast
 from stagec.ir_spec.ops.layout import whole_dimensions
-from stagec.support.diagnostics import error
 
 _REDUCED = Param("spec", "str", SPEC.doc, required=True, positional=True)
 
@@ -139,9 +136,8 @@ class ArgMax(OpDef):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         if any(g is not None for g in grads):
-            raise error(
+            raise op.error(
                 f"'{op.name}' has no gradient for its maximum",
-                op.loc,
                 remedy='use stg.max["...v->..."] for a maximum on the path to the loss',
             )
         return [None]

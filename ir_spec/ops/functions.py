@@ -3,8 +3,6 @@
 The pass 'inline' expands them; later passes never see them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -14,7 +12,6 @@ from stagec.ir.param import Param
 from stagec.ir.traits import Conditional, Declares, Free, Named, OpenParams, Stays, Trait
 from stagec.ir.types import Type
 from stagec.ir_spec.ops.structure import Declaration
-from stagec.support.diagnostics import error
 
 AS = "as"
 
@@ -40,9 +37,7 @@ class _Opened(OpDef):
     traits: ClassVar[tuple[Trait, ...]] = ()
 
     def infer(self, op: Operation) -> list[Type]:
-        raise error(
-            f"'{op.name}' has not been inlined", op.loc, remedy="run the pass 'inline' first"
-        )
+        raise op.error(f"'{op.name}' has not been inlined", remedy="run the pass 'inline' first")
 
 
 class ParamOp(_Opened):

@@ -3,8 +3,6 @@
 Dimension 1, of size 2, contains gate and up. Only these are stashed; backward recomputes the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -15,7 +13,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import Fusible, Trait
@@ -77,14 +75,14 @@ class Gated(OpDef):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {self.name.partition(".")[2]: self._unfused, IN_PLACE: self._in_place}
 
-    def _in_place(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _in_place(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """torch/_inductor/codegen/common.py, `KernelArgs.make_inplace`: the kernel of the gradients
         is the last reader of gate and up; it overwrites one of them, and the other is freed after
         it."""
         op.attrs["in_place"] = True
         return None
 
-    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """`act_fn(gate) * up`, as `LlamaMLP` of transformers and torchtitan's `FeedForward`."""
         if self.activation(op) is None:
             return None
@@ -178,10 +176,10 @@ class Swiglu(Gated):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {**super().eager_forms(), "clamp": self._clamped_before}
 
-    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """The activation of gpt-oss, as in `GptOssExperts._apply_gate` of transformers."""
         if not {"slope", "limit", "shift"} & op.attrs.keys():
-            return super()._unfused(b, op, on_rank)
+            return super()._unfused(b, op, is_one)
         (x,) = op.operands
         gate, up = self._halves(b, op, x)
         scaled = gate
@@ -210,7 +208,7 @@ class Swiglu(Gated):
         )
 
     def _clamped_before(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """Gate and up are clamped and concatenated before the kernel that activates them:
         NVIDIA/Megatron-LM, megatron/core/fusions/fused_bias_geglu.py,

@@ -1,7 +1,5 @@
 """Where the layers of a step of serving are cut into attention and feed-forward."""
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import AppendsRows

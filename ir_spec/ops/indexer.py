@@ -2,8 +2,6 @@
 by which each query selects its keys. `stg.topk` selects, `stg.attention[selected]` sees them only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ops that move or name data and compute nothing: reshape, permute, stack, place, gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -32,7 +30,6 @@ from stagec.ir.traits import (
 )
 from stagec.ir.types import WHOLE, Type
 from stagec.ir_spec.ops.base import backwards, gradients, present
-from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_RESULTS
 
 #: For a view: backward takes the view again, so it is not kept.
@@ -184,9 +181,8 @@ class Unbind(OpDef):
         d, text = op.integer("dim"), letters(op.operands[0].tensor.rank - 1)
         packed, count = text[:d] + "z" + text[d:], op.integer("count")
         if not 0 < count <= MAX_RESULTS:
-            raise error(
+            raise op.error(
                 f"'{op.name}' has 1 to {MAX_RESULTS:,} parts, found count = {count}",
-                op.loc,
                 remedy="give the size of the dimension as count",
             )
         return make_rule(f"{packed}->" + ",".join([text] * count), whole="z", linear=[0])
@@ -238,9 +234,8 @@ def all_present(op: Operation, grads: Sequence[Value | None]) -> list[Value]:
     """The gradients of all results. Raises `DiagnosticError` if one has none."""
     for result, grad in zip(op.results, grads, strict=True):
         if grad is None:
-            raise error(
+            raise op.error(
                 f"'{op.name}' has no gradient, because %{result.name} does not influence the loss",
-                op.loc,
                 remedy=f"use all results of {op.name}, or remove that part from its operand",
             )
     return [g for g in grads if g is not None]

@@ -1,7 +1,5 @@
 """Linear attention with decay: lightning attention and its variants, and the gated delta rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

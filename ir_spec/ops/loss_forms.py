@@ -1,8 +1,6 @@
 """Forms of the cross entropy: the operations that frameworks run instead of one op, and when they
 compute gradients (`stg.loss`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

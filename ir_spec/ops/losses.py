@@ -1,7 +1,5 @@
 """Losses other than cross entropy, and embeddings of numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -22,8 +22,6 @@ blocks; documents of different lengths add up to x, and no query sees two of the
 as in arXiv 2407.21783, section 3.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

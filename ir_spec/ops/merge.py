@@ -1,7 +1,5 @@
 """Tokens of images among those of text: replaces rows of one value by those of another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The products of experts are plain einsums with an expert factor. The load is bal
 docs/decisions/experts.md#015 explains why, and the effect on numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,7 +13,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, const, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize, OpDef, Sizes
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
@@ -72,7 +70,7 @@ class Route(OpDef):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"route": self._with_wide_logits}
 
-    def _with_wide_logits(self, b: Builder, op: Operation, on_rank: LocalSize) -> None:
+    def _with_wide_logits(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> None:
         """Compute the logits from operands in fp32, as `DeepseekV3TopkRouter` of transformers
         does."""
         product = op.operands[0].producer
@@ -268,10 +266,24 @@ class Combine(OpDef):
         return [dys, None, *dws]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {"expert_bias": self._biased_in_steps, "expert_weights": self._weighted_in_f32}
+        return {
+            "expert_bias": self._biased_in_steps,
+            "expert_weights": self._weighted_in_f32,
+            "expert_rows": self._restored_in_steps,
+        }
+
+    def _restored_in_steps(
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
+    ) -> Sequence[Value] | None:
+        """Rows are put back into the order of tokens, which backward undoes in copies
+        (huggingface/transformers, integrations/moe.py, `grouped_mm_experts_forward`)."""
+        if _STEPS.name in op.attrs or len(op.operands) < 3:
+            return None
+        attrs: dict[str, RawAttr] = {**op.attrs, _STEPS.name: True}
+        return [b.value(self.name, op.operands, attrs, hint=op.result.name)]
 
     def _weighted_in_f32(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """The outputs of experts are multiplied by their weights in fp32, which backward keeps:
         pytorch/torchtitan, torchtitan/models/moe/moe.py, `MoE.forward`,
@@ -286,7 +298,7 @@ class Combine(OpDef):
         return [b.value("stg.cast", [total], {"to": dtype}, hint=name)]
 
     def _biased_in_steps(
-        self, b: Builder, op: Operation, on_rank: LocalSize
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """The bias is added to the outputs of experts operation by operation, in fp32."""
         y, *others = op.operands
@@ -404,7 +416,7 @@ class CombineWeightsGrad(OpDef):
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"] * (1 + self._buffers(op))
+        return ["f32"] + [op.operands[1].tensor.dtype] * self._buffers(op)
 
     def _buffers(self, op: Operation) -> int:
         return 2 if op.flag(_STEPS.name) else 0

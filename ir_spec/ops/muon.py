@@ -1,7 +1,5 @@
 """Muon: a momentum that is orthogonalized by Newton-Schulz iterations, as in torch.optim.Muon."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 The gradients recompute the row statistics from the input, so only the input is stashed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
@@ -14,7 +12,7 @@ from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, const
 from stagec.ir.numeric import NumericContext
-from stagec.ir.opdef import Array, EagerForm, Grads, LocalSize
+from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, letters
 from stagec.ir.traits import Fusible, Wide
@@ -22,7 +20,6 @@ from stagec.ir_spec.ops.base import gradients, stated
 from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.rows import Axes, RowOp, all_reduced, row_dot, row_length, row_sum
 from stagec.ir_spec.ops.structure import ratio
-from stagec.support.diagnostics import error
 
 _EPS = Param("eps", "ratio", "is added to the mean square or variance (default 1/100000)")
 _AFFINE = Param(
@@ -89,10 +86,9 @@ class WithVectors(RowOp):
     def rule(self, op: Operation) -> Rule:
         least = len(self.sides(op)[0])
         if len(op.operands) not in (least, least + self.sums):
-            raise error(
+            raise op.error(
                 f"'{op.name}' expects {least} operands with affine = {op.text('affine')}, or "
                 f"{self.sums} more for the statistics of rows, found {len(op.operands)}",
-                op.loc,
                 remedy="give the vectors of 'affine': weight and bias for full, weight for "
                 "scale, nothing for none",
             )
@@ -139,7 +135,7 @@ class RmsNorm(NormBase):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"rmsnorm": self._unfused}
 
-    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value]:
+    def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value]:
         """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
         is applied in fp32, as in `Gemma3RMSNorm`, and so is a wide one, as in `Olmo2RMSNorm`. With
         `given_input`, x is multiplied in its own type, as in `T5LayerNorm`."""
@@ -258,7 +254,7 @@ class LayerNorm(NormBase):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {"layernorm": self._unfused}
 
-    def _unfused(self, b: Builder, op: Operation, on_rank: LocalSize) -> Sequence[Value] | None:
+    def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """In fp32 and cast back: by one kernel as `OlmoLayerNorm` of transformers, or with the
         centered input twice as `CohereLayerNorm`, whose scale is applied in fp32."""
         if op.text("code", _CODE.default) == "kernel":

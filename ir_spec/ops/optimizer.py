@@ -1,8 +1,6 @@
 """Optimizer updates of parameters, element by element (AdamW as one kernel or as several), and the
 ops of gradient-norm clipping."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

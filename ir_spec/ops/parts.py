@@ -1,8 +1,6 @@
 """Values that cross between the parts of a model, each of which has a mesh and a strategy of its
 own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from stagec.ir.builder import Builder, RawAttr

@@ -4,8 +4,6 @@ The pass `split-stages` creates them. The function of a stage has an accumulatio
 list of actions. The schedule states in which order a rank runs them and for which microbatch.
 """
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Param

@@ -5,8 +5,6 @@ and for values that cross between parts of a model (`stg.depart` and `stg.arrive
 states what it needs to know of the other end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Products with quantized weights (8 bits or fewer), and the formats of these weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,9 +17,9 @@ from stagec.ir.rule import Rule, Shape, make_rule, parse_rule, shape_text
 from stagec.ir.types import EIGHT_BITS, FLOATS
 from stagec.ir_spec.ops.base import SPEC, present
 
-#: The parts of a model whose weights a checkpoint may quantize: all blocks, all but attention, or
-#: the routed experts alone.
-ALL, FEED_FORWARD, ROUTED = PARTS = ("all", "feed_forward", "experts")
+#: The parts of a model whose weights a checkpoint may quantize: all blocks, all but attention,
+#: these and the last product of attention, or the routed experts alone.
+ALL, FEED_FORWARD, OUTPUTS, ROUTED = PARTS = ("all", "feed_forward", "outputs", "experts")
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,8 @@ class ScaledEinsum(OpDef):
     is the second result. With a `table`, the elements of the weight are indices into it. The weight
     has no gradient.
 
-    FLOPs are those of the product; the conversion of the weight is not counted.
+    FLOPs are those of the product; the conversion of the weight is not counted. `lower-to-trace`
+    makes it a node of its own.
     """
 
     name = "stg.scaled_einsum"

@@ -1,7 +1,5 @@
 """Embedding bags and the interaction of features, for recommendation (DLRM, arXiv 1906.00091)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

@@ -16,8 +16,6 @@ A head keeps a state of K x V. Token t changes it, and reads it:
 | RWKV-6               | each element       | none; `delayed`  | head size   | head size |
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

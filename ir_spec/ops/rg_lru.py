@@ -1,7 +1,5 @@
 """The recurrence of Griffin and RecurrentGemma: a gated linear recurrence of each channel."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

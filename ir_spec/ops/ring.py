@@ -7,8 +7,6 @@ sends keys and values round again, together with their gradients, which are summ
 on the ranks that own the keys and values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ sent, and in backward only their gradients come back. Queries have the shape [B,
 part for each rank (`stg.reshape`), keys and values the shape [B, n, rows, ...].
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -20,8 +20,6 @@ in the first min(i, h) steps; the last of the h steps, with some keys of a block
 or be divided by, the positions that lie together on a rank (`alignment`).
 """
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, ZERO, Expr, call, const, expand
 from stagec.ir.facts import Relation

@@ -8,8 +8,6 @@ combines those of all parts, and the op uses them on its part:
     %n = stg.rmsnorm(%x, %scale, %squares) : bf16[B, S, D@tp]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
@@ -20,7 +18,6 @@ from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import OpDef, Sizes, Splits
 from stagec.ir.rule import Rule, letters, make_rule
 from stagec.ir.traits import Fusible, Trait
-from stagec.support.diagnostics import error
 
 Axes = tuple[str, ...]
 
@@ -71,9 +68,8 @@ class RowOp(OpDef):
     def plain(self, op: Operation) -> Sequence[Value]:
         """Its operands, if it computes its statistics itself. Raises `DiagnosticError` if not."""
         if self.given(op):
-            raise error(
+            raise op.error(
                 f"'{op.name}' has no gradient when its statistics are operands",
-                op.loc,
                 remedy="leave the statistics out: the op computes them itself",
             )
         return op.operands

@@ -1,7 +1,5 @@
 """The recurrences of RWKV-6 and RWKV-7."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Parts of values at known places: slices, padding, one position of a sequence, concatenation and
 its inverse."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

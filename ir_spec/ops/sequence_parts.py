@@ -1,8 +1,6 @@
 """The parts of a sequence that is split over ranks: views of its values, and states that pass from
 one part to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Products of a server with low-rank adapters, of which each token uses its own."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

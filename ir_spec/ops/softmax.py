@@ -1,7 +1,5 @@
 """Softmax over the last dimension, and its gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

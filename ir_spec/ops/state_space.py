@@ -1,7 +1,5 @@
 """State-space layers: the selective scan of Mamba-1 and the structured one of Mamba-2 (SSD)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ops for the structure of a module: declarations, functions, repetition, accumulation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
@@ -31,7 +29,7 @@ from stagec.ir.traits import (
     Trait,
 )
 from stagec.ir.types import TensorType, Type
-from stagec.support.diagnostics import NotAnIntegerError, error
+from stagec.support.diagnostics import NotAnIntegerError
 from stagec.support.limits import MAX_RANKS
 
 
@@ -387,9 +385,8 @@ def microbatch(op: Operation, type_: TensorType) -> TensorType:
     is less than 1."""
     name, count = op.text("split"), op.expr("count")
     if count.value is not None and count.value < 1:
-        raise error(
+        raise op.error(
             f"'{op.name}' expects at least one microbatch, found {count}",
-            op.loc,
             remedy="count is the number of microbatches, 1 for a single one",
         )
     part = {name: symbol(name) / count}

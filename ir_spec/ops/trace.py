@@ -4,8 +4,6 @@ SSA edges are data dependencies. Computations run in program order on one stream
 program order on another. plan-memory adds `stg.free` and `stg.memory` before lowering.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

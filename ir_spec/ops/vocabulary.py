@@ -1,8 +1,6 @@
 """Ops over the vocabulary: embedding and cross entropy, with their forms over a split
 vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

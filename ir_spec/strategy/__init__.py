@@ -1,8 +1,6 @@
 """The statements of a strategy, one per file: how a model is split over a mesh and how it runs,
 without changes to its text. `STATEMENTS` lists them."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from stagec.ir_spec.ops import ops_of

@@ -1,7 +1,5 @@
 """How low-rank adapters are computed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products in 16 bits of a model whose parameters and activations are in 32."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 

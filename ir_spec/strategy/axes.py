@@ -1,7 +1,5 @@
 """The mesh axes of flags, the dimensions that they split, and their order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

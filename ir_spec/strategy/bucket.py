@@ -1,7 +1,5 @@
 """Calls that reduce many gradients at once."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Buffers of experts of a fixed capacity."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from stagec.ir.expr import Expr

@@ -1,7 +1,5 @@
 """Which kernels compute collectives, and in which order of elements."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
@@ -37,20 +35,15 @@ class CollectivesRule(Record):
         "(0: any number in one).",
         "int",
         doc="bytes up to which a rank reads all operands, or 0",
-        default=0,
         least=0,
         metavar="BYTES",
         needs=("all_reduce",),
-        rare=True,
-        software=True,
     )
     norms: bool = flagged(
         "all_reduce_norms",
         "Kernels of all_reduces also add the residual and normalize.",
         doc="kernels of all_reduces add to the sum and normalize it",
         needs=("all_reduce",),
-        rare=True,
-        software=True,
     )
     statistics: bool = flagged(
         "all_reduce_statistics",
@@ -58,8 +51,6 @@ class CollectivesRule(Record):
         "all_reduce.",
         doc="sums of several norms that could start together are one all_reduce",
         needs=("tp",),
-        rare=True,
-        software=True,
     )
     order: str = flagged(
         "collective_order",

@@ -1,7 +1,5 @@
 """Reductions of partial sums that wait for the end of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

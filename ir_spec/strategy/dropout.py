@@ -1,7 +1,5 @@
 """Whether a step of training drops elements."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 CONFIGURED = "configured"

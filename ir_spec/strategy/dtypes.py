@@ -1,7 +1,5 @@
 """Element types of gradients, optimizer state and products."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

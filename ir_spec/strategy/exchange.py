@@ -1,7 +1,5 @@
 """Splits of a sequence that become splits of heads for attention (Ulysses)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

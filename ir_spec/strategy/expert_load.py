@@ -1,7 +1,5 @@
 """The number of tokens that each expert receives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

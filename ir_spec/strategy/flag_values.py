@@ -1,7 +1,5 @@
 """The values of a command line's flags, as statements read them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod

@@ -1,7 +1,5 @@
 """Parameters that are not trained."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 

@@ -1,7 +1,5 @@
 """Neighbouring computations that run as one kernel."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
@@ -45,11 +43,11 @@ class FusionRule(Record):
     )
     experts: str = flagged(
         "fuse_experts",
-        "On which devices products of experts in 4 bits order tokens, compute the activation "
-        "behind them and cast its result.",
+        "On which devices products of experts in mxfp4 and nvfp4 order tokens, compute the "
+        "activation behind them and cast its result.",
         doc=(
-            "blackwell: on devices of that family products of experts in 4 bits order tokens by "
-            "experts, compute the activation behind them and cast its result; none"
+            "blackwell: on devices of that family products of experts in mxfp4 and nvfp4 order "
+            "tokens by experts, compute the activation behind them and cast its result; none"
         ),
         choices=("none", "blackwell"),
         needs=(EXPERTS,),
@@ -81,12 +79,12 @@ class FusionOp(Statement):
     are one product that also adds their biases, as engines store their weights. With `caches`, one
     kernel rotates rows, casts them and appends them to caches, and rotates queries with them. With
     `sums`, the norm at the start of a layer computes the sum at the end of the previous layer
-    (fused_add_rms_norm). With `experts`, 4-bit products of experts read the rows of their tokens,
-    compute the activation and cast its result, on devices of that family (trtllm-gen,
-    trtllm_fused_moe_runner.cu: PermuteGemm1 with routeAct and fusedAct). With `own_casts`, casts to
-    this number of bits or fewer are separate kernels, as in engines that quantize with operators
-    that are opaque to their compilers. Without the statement, every computation is a separate
-    kernel, as in PyTorch without a compiler.
+    (fused_add_rms_norm). With `experts`, products of experts in mxfp4 and nvfp4 read the rows of
+    their tokens, compute the activation and cast its result, on devices of that family (trtllm-gen,
+    trtllm_fused_moe_runner.cu: PermuteGemm1 with routeAct and fusedAct; not Marlin, for int4). With
+    `own_casts`, casts to this number of bits or fewer are separate kernels, as in engines that
+    quantize with operators that are opaque to their compilers. Without the statement, every
+    computation is a separate kernel, as in PyTorch without a compiler.
     """
 
     name, record = "stg.fusion", FusionRule

@@ -1,7 +1,5 @@
 """Values that are gathered before they are used."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

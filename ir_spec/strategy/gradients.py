@@ -1,7 +1,5 @@
 """How long gradients are alive, and of which rows of tables."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
@@ -36,20 +34,15 @@ class GradientsRule(Record):
             "of ZeRO-2 and 3: in each microbatch (each); once, behind the last one; once in a "
             "pipeline (staged)"
         ),
-        default="each",
         choices=REDUCED,
         metavar="each|once|staged",
         needs=("zero",),
-        rare=True,
-        software=True,
     )
     sums: str = flagged(
         "grad_sums",
         "A gradient is added to the sum of microbatches as it is (direct), or cast to the type of "
         "the sum before, by a kernel of its own (cast).",
         choices=SUMS,
-        rare=True,
-        software=True,
     )
     collective: str = flagged(
         "grad_collective",
@@ -57,8 +50,6 @@ class GradientsRule(Record):
         "all of them (all-reduce).",
         choices=COLLECTIVES,
         needs=("zero",),
-        rare=True,
-        software=True,
     )
 
 

@@ -1,7 +1,5 @@
 """How the program that launches kernels keeps up with its device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +48,12 @@ class HostsRule(Record):
         "With --host-waits: time of a host before forward of a microbatch, such as '2 ms' "
         "(default: none).",
         beside=("host_waits",),
+    )
+    between: str = _time(
+        "host_between",
+        "between two steps of training, while devices wait",
+        "Time of a host between two steps of training, for which devices wait, such as '40 ms' "
+        "(default: none).",
     )
     graphs: bool = flagged(
         "host_graphs",
@@ -127,6 +131,11 @@ class HostsRule(Record):
         return _seconds(self.microbatch)
 
     @property
+    def between_seconds(self) -> float:
+        """The seconds between two steps of training."""
+        return _seconds(self.between)
+
+    @property
     def graph_gap_seconds(self) -> float | None:
         """The seconds between two kernels of a captured graph; None for the launch gap of the
         machine."""
@@ -155,6 +164,8 @@ class HostsOp(Statement):
     `timers("forward-compute")`, global_vars.py, `_Timer.start`). Then each of these takes the
     longer time of host and device, and before each forward the device is idle for the time
     `microbatch`, in which data are fetched, broadcast and masked (pretrain_gpt.py, `get_batch`).
+    Trainers that read the loss and the norm of gradients, log and fetch data behind each step let
+    devices wait for the time `between` (nanotron, trainer.py: `train_step_logs`).
     With `waits = kernels`, a launch returns when its kernel has ended (CUDA_LAUNCH_BLOCKING=1, with
     which BLOOM was trained: bigscience-workshop/bigscience, tr11-176B-ml.slurm), so `issue` is
     added to each computation. With `graphs`, a step is captured once and launched as a whole, so no

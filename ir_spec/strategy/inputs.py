@@ -1,7 +1,5 @@
 """Memory of a step in addition to parameters and activations: tokens and tables of rotations."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Nothing of it is in the plan of memory.

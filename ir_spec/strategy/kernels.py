@@ -1,11 +1,9 @@
 """Which kernels compute the ops of a model."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DEVICE = "device"
-MARLIN, FLASHINFER = "marlin", "flashinfer"
+MARLIN, FLASHINFER, TRITON_BLOCKS = "marlin", "flashinfer", "triton_blocks"
 CLEARED = "cleared"
 #: A server has adapters for all linear modules, because the engine cannot know which are used.
 ALL_MODULES = "all"
@@ -43,15 +41,22 @@ class KernelsRule(Record):
         choices=(DEVICE, FLASHINFER),
         beside=("weight_dtype",),
     )
+    experts: str = flagged(
+        "expert_kernel",
+        "The kernel that multiplies weights of experts in blocks of fp8: that of Triton with its "
+        "default blocks, or the one with which the machine was measured (device).",
+        choices=(DEVICE, TRITON_BLOCKS),
+        beside=("weight_dtype",),
+    )
     eager: tuple[str, ...] = parameter(
         "names",
         flag=Flag(
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
-            "expert_bias, expert_weights, scaled_rope, complex_rope, alibi, sinks, softcap; or "
-            "none of a stack's (none); gate_in_place: as kernels of a compiler overwrite gate and "
-            "up. Backward keeps the tensors that each operation saves.",
+            "expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, "
+            "softcap; or none of a stack's (none); gate_in_place: as kernels of a compiler "
+            "overwrite gate and up. Backward keeps the tensors that each operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -127,7 +132,11 @@ class KernelsOp(Statement):
     `blocks = flashinfer` they are those of FlashInfer on Blackwell (`gemm_fp8_nt_groupwise` of
     trtllm-gen), which keep up with few rows only: SGLang has them where its environment says
     SGL_ENABLE_JIT_DEEPGEMM=false (srt/layers/quantization/fp8_utils.py). Products of experts have
-    kernels of their own.
+    kernels of their own. With `experts = triton_blocks` they are those of Triton, which vLLM has on
+    Hopper unless ranks have whole experts, and on Blackwell with VLLM_USE_FLASHINFER_MOE_FP8=0 and
+    VLLM_MOE_USE_DEEP_GEMM=0 (fused_moe/oracle/fp8.py: `_get_priority_backends`), and SGLang on
+    Hopper. Shapes for which an engine ships tuned blocks, such as DeepSeek on Hopper, are up to
+    twice as fast, as the machine's own kernel.
 
     The ops that `eager` names become the operations that PyTorch runs without a compiler and
     without a library kernel for the whole op (`expand-kernels`). Backward then keeps the tensors
@@ -140,9 +149,10 @@ class KernelsOp(Statement):
     of torchtitan's Llama models. `clamp`: the limits of a gated activation are applied to gate and
     up separately, and the results are concatenated for the kernel of the activation; backward keeps
     these in addition to the clamped values. `expert_bias`: the bias of the results of experts,
-    times the weights of their rows, is added in fp32 (`stg.expert_bias`). `scaled_rope`: rotations
-    that multiply by a factor (YaRN), as products with cosines and sines. `complex_rope`: rotations
-    as products of complex numbers, in fp32 (torchtitan), for `elementwise`. `gelu`, `layernorm`,
+    times the weights of their rows, is added in fp32 (`stg.expert_bias`). `expert_rows`: backward
+    of the sum over experts copies rows three times (transformers). `scaled_rope`: rotations that
+    multiply by a factor (YaRN), as products with cosines and sines. `complex_rope`: rotations as
+    products of complex numbers, in fp32 (torchtitan), for `elementwise`. `gelu`, `layernorm`,
     `route`: the code of some models has no kernel for them, but computes them in fp32 or with a
     separate product (attributes of ops: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
     part of a product keeps the whole product. `alibi`, `sinks`, `softcap`: attention with a bias by

@@ -1,7 +1,5 @@
 """Low-rank adapters: which parameters are trained."""
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation, Value
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import parse_rule

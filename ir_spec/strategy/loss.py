@@ -1,7 +1,5 @@
 """How the cross entropy of logits is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation

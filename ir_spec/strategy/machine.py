@@ -1,7 +1,5 @@
 """The machine of a part of the model, where it is not that of the job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.ir_spec.strategy.flag_values import FlagValues

@@ -1,7 +1,5 @@
 """The flags for the axes of a mesh and their order."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS, PARTS
 from stagec.ir_spec.strategy.statement import Flag
 

@@ -1,7 +1,5 @@
 """The microbatches of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How tokens are sent to the experts that a router chose, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

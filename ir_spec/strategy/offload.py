@@ -1,7 +1,5 @@
 """Values that are kept in host memory."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from fractions import Fraction

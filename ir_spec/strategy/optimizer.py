@@ -1,7 +1,5 @@
 """The optimizer, the form of its update, and the clipping of gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +10,8 @@ from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagge
 
 KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
 FORMS = ("fused", "foreach", "for_loop", "in_backward")
+#: Where states of the optimizer that are in host memory are updated.
+DEVICE, HOST = "device", "host"
 #: The kinds whose update is one kernel or several, depending on the form.
 BY_KERNELS = ("adamw", "sgd")
 
@@ -35,6 +35,16 @@ class OptimizerRule(Record):
         "the other (for-loop); in-backward: use and free gradients as soon as they are computed, "
         "without clipping.",
         choices=FORMS,
+        rare=True,
+        software=True,
+    )
+    offloaded: str = flagged(
+        "offload_update",
+        "With --offload optimizer: states are copied to the device for their update (device), or "
+        "the CPU updates them in host memory (host).",
+        doc="where states in host memory are updated",
+        choices=(DEVICE, HOST),
+        needs=("offload",),
         rare=True,
         software=True,
     )
@@ -62,6 +72,12 @@ class OptimizerOp(Statement):
     also for the parameters that Muon leaves to AdamW. Adafactor and Muon process one tensor at a
     time. With `in_backward`, each gradient is freed as soon as it is used: there is no norm of all
     gradients, and only one microbatch.
+
+    With `offloaded = host` the CPU updates states where `stg.offload` keeps them, as
+    DeepSpeedCPUAdam does (deepspeed, ops/adam/cpu_adam.py). Their copies are no nodes, and the
+    update takes the time in which host memory moves its bytes. It is an approximation: gradients
+    and updated parameters cross the link beside backward and the update, and buffers on the device
+    are those of an update there.
     """
 
     name, record = "stg.optimizer", OptimizerRule
@@ -84,4 +100,7 @@ class OptimizerOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
         clip = 0 if request["optimizer_form"] == "in-backward" else 1
-        yield {"kind": "adamw", "clip": clip, **self.flag_values(request)}
+        values = self.flag_values(request)
+        if not request["offload"]:
+            values.pop("offloaded", None)
+        yield {"kind": "adamw", "clip": clip, **values}

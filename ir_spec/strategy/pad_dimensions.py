@@ -1,7 +1,5 @@
 """Dimensions that are padded, so that ranks have whole blocks of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The padding of a vocabulary."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
@@ -18,7 +16,6 @@ class PadVocabularyRule(Record):
             "Megatron's --make-vocab-size-divisible-by does.",
             default=0,
             least=0,
-            tries=(),
             numerics=True,
             rare=True,
         ),

@@ -1,7 +1,5 @@
 """Parts of a model with separate meshes and strategies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

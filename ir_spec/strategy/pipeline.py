@@ -1,7 +1,5 @@
 """Pipeline stages and their schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

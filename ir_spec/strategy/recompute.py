@@ -1,7 +1,5 @@
 """Activations that backward recomputes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The statement of redundant experts: servers keep copies of experts that many tokens choose."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Statement, flagged
 

@@ -1,7 +1,5 @@
 """Attention whose keys and values circulate among the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How evenly routers load experts."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 

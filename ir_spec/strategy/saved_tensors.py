@@ -1,7 +1,5 @@
 """How long backward keeps what forward saved for it."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 

@@ -1,7 +1,5 @@
 """How a server schedules requests into steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation

@@ -1,7 +1,5 @@
 """The ops that selective recompute recomputes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How ZeRO shards parameters that do not divide evenly among the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.ir_spec.strategy.flag_values import FlagValues

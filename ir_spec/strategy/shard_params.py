@@ -1,7 +1,5 @@
 """Parameters, gradients and optimizer state that are sharded over data-parallel ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

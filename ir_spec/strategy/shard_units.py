@@ -1,7 +1,5 @@
 """The units in which ZeRO-3 gathers parameters outside of blocks, and how long they are kept."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 OUTER = ("root", "ends")

@@ -1,7 +1,5 @@
 """Spaces of strategies: the flags that a search may vary."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation

@@ -1,7 +1,5 @@
 """Dimensions that are split over axes of the mesh, and when a split yields to computations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

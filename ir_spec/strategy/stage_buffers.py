@@ -1,7 +1,5 @@
 """How long a pipeline stage keeps what it receives and what it returns."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Buffers are allocated for all microbatches before the first one.

@@ -25,6 +25,7 @@ from stagec.ir.param import Param
 from stagec.ir_spec.ops.structure import Declaration
 from stagec.ir_spec.strategy.axes import AXES
 from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
+from stagec.support.diagnostics import Located
 from stagec.support.frozen import Frozen
 from stagec.support.source import UNKNOWN, Loc
 
@@ -300,7 +301,7 @@ def _as_doc(help: str, choices: Iterable[str]) -> str:
     return text
 
 
-class Record(Frozen):
+class Record(Frozen, Located):
     """Base class of the parameters of statements: a field for each parameter."""
 
     loc: Loc = field(default=UNKNOWN, kw_only=True)

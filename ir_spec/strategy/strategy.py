@@ -1,7 +1,5 @@
 """`stg.strategy`: the container of the statements of a strategy."""
 
-from __future__ import annotations
-
 from stagec.ir.param import Param
 from stagec.ir.traits import Declares, Holds
 from stagec.ir_spec.ops.structure import Declaration

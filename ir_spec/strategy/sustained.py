@@ -1,7 +1,5 @@
 """Which share of their speed products and attention keep in a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation

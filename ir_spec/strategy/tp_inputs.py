@@ -1,8 +1,6 @@
 """Whether inputs of split products are kept for backward, and whether products overlap with their
 gathers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whether sums of split products begin before the product ends."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 

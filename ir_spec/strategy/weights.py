@@ -1,13 +1,13 @@
 """The format in which weights of the blocks are stored in serving, and frozen ones in training."""
 
-from __future__ import annotations
-
 from stagec.ir_spec.ops.quantized import ACTIVATIONS, FORMATS, PARTS
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: Activations have the element type of the format.
 AUTO = "auto"
+#: Routers have weights of this type, and products in it.
+WIDE = "f32"
 
 
 class WeightsRule(Record):
@@ -45,11 +45,22 @@ class WeightsRule(Record):
         "Which weights have this type (auto: in a model with experts mxfp4 and nvfp4 in all but "
         "attention, int4 in experts that a router chooses; otherwise in all blocks).",
         doc=(
-            "all blocks, feed_forward (all that is not attention), experts (those that a router "
-            "chooses), or auto (as checkpoints have the format)"
+            "all blocks, feed_forward (all that is not attention), outputs (these, and the last "
+            "product of attention), experts (those that a router chooses), or auto (as "
+            "checkpoints have the format)"
         ),
         choices=(AUTO, *PARTS),
         needs=("weight_dtype",),
+        numerics=True,
+        rare=True,
+    )
+    routers: str = flagged(
+        "router_dtype",
+        "Element type of the weights of routers and of the products with them (given: as the model "
+        "has them).",
+        doc="f32: weights of routers have this type, and products with them; given",
+        choices=("given", WIDE),
+        needs=(EXPERTS,),
         numerics=True,
         rare=True,
     )
@@ -88,9 +99,15 @@ class WeightsOp(Statement):
     before. The f32 scale of a tensor in nvfp4 is not counted, nor are those of rows in int8, nor
     the one for each 256 scales in nf4.
 
-    Checkpoints of models with 4-bit experts have attention in 16 bits: gpt-oss-120b, and DeepSeek,
-    Kimi-K2.5, GLM-5 and MiniMax-M2.5 of nvidia. Kimi-K2.5 of moonshotai has only experts in `int4`.
-    `parts` overrides this, for example for Qwen3-235B-A22B-NVFP4, whose weights are all in 4 bits.
+    Checkpoints of models with 4-bit experts have attention in 16 bits: gpt-oss-120b, and Kimi-K2.5,
+    GLM-5 and MiniMax-M2.5 of nvidia. Kimi-K2.5 of moonshotai has only experts in `int4`, in blocks
+    of 32 rows. `parts` overrides this: Qwen3-235B-A22B-NVFP4 has `all` weights in 4 bits.
+    DeepSeek-R1-0528-FP4-v2, -V3.1 and -V3.2 of nvidia have `outputs`, all but what attention makes
+    of its input (`wo` in the model card; exclude_modules has no `o_proj`).
+
+    With `routers = f32` the weights of routers have 32 bits, and so have their inputs, which are
+    cast. No unit for matrices multiplies these. vLLM, SGLang and TensorRT-LLM do so for MiniMax-M2,
+    but not for DeepSeek or Kimi K2 (vLLM, models/minimax_m2.py: `params_dtype = torch.float32`).
 
     In training, frozen weights, as with `stg.lora`, are stored in this format (QLoRA, arXiv
     2305.14314): products of forward and of backward convert them to the type of the activations.

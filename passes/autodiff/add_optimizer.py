@@ -1,7 +1,5 @@
 """add-optimizer: appends gradient norm, clipping and the update of each parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,7 +14,6 @@ from stagec.api import (
     Strategy,
     Value,
     const,
-    error,
     made_by,
     read_strategy,
 )
@@ -91,10 +88,9 @@ def add_optimizer(module: Module) -> None:
     losses = end.operands[: 1 if part == MAIN else 0]
     grads = end.operands[len(losses) :]
     if len(grads) != len(params):
-        raise error(
+        raise end.error(
             f"the step returns {len(grads)} gradients after the loss, expected one for each of "
             f"{len(params)} parameters",
-            end.loc,
             remedy="return one gradient for each parameter, as 'differentiate' does",
         )
     b = Builder.before(module.registry, end, loc=made_by(PASS, strategy.loc), phase="optimizer")
@@ -255,9 +251,8 @@ def _stack_of(param: Value) -> Operation | None:
 def _check_in_backward(module: Module, strategy: Strategy) -> None:
     """Raises `DiagnosticError` where gradients are sums that are complete later."""
     if any(op.has(Accumulates) for op in module.main.body.ops):
-        raise error(
+        raise strategy.optimizer.error(
             "gradients are summed over microbatches, so they cannot be applied during backward",
-            strategy.optimizer.loc,
             remedy="leave 'in_backward' out, or compile one microbatch",
         )
 

@@ -18,8 +18,6 @@ With `recompute_every = 2` backward has both values: `stg.recall(%u_again, %u_st
 first one in every second layer and the second one in the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.api import Builder, Operation, Region, Registry, Value, const, factor_sizes, made_by

@@ -25,6 +25,16 @@ the forward repeat: the stash is explicit. L layers h + gelu(h w), types left ou
 Gradients of parameters end in `stg.gradient`, where they are reduced. A sum or a cast before the
 reduction is placed directly after the gradient, so that the reduction does not wait for other
 gradients.
+
+Values that depend on no trained parameter need no gradient.
+
+With a frozen tower in front of a trained model,
+
+    %v = stg.repeat[count = L] (%h = %image, %w = %frozen) { ... }
+    %e = stg.einsum["bnd,de->bne"](%v, %w1)
+
+%v needs no gradient, and the tower stashes nothing. If `%w1` is frozen too, neither does `%e`. A
+value from another part of the model needs one if that part trains it.
 """
 
 from __future__ import annotations
@@ -42,7 +52,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     letters,
     made_by,
     read_strategy,
@@ -50,6 +59,7 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of, stack_of
 from stagec.ir.rewrite import erase_unused
+from stagec.ir.trained import trained_values
 from stagec.ir.traits import Accumulates, BeginsBackward, Free
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
@@ -58,7 +68,6 @@ from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.carried_values import hand_over, pin_again
-from stagec.passes.autodiff.frozen import idle_values
 from stagec.passes.autodiff.reductions import PASS, GradientReductions, cast_once, where_made
 from stagec.sharding.gathers import is_of_parameter
 
@@ -120,30 +129,31 @@ def differentiate(module: Module) -> None:
     that trains nothing is left unchanged. Raises `DiagnosticError` if there is no scalar loss, no
     parameter, or a parameter that does not influence the loss.
     """
-    func = module.main
-    end = func.body.terminator
-    params = module.trainable()
-    if "part" in func.attrs and not params and not _passes_on(func):
+    func, params = module.main, module.trainable()
+    is_part = "part" in func.attrs
+    if is_part and not params and not _passes_on(func):
         return
-    loss = end.operands[0] if end.operands else None
-    if func.text("part", MAIN) != MAIN:
-        _TrainingStep(module, read_strategy(module), params).run(None)
-        return
-    type_ = loss.type if loss is not None else None
-    if not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
-        type_shown = "nothing" if loss is None else type_
-        raise error(
-            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
-            end.loc,
-            remedy="return a loss first, or compile without backward: --pipeline forward",
-        )
-    if not params and "part" not in func.attrs:
-        raise error(
+    loss = _scalar_loss(func) if func.text("part", MAIN) == MAIN else None
+    if not params and not is_part:
+        raise func.error(
             f"@{func.symbol} has no parameters to train",
-            func.loc,
             remedy="mark them: '%w: bf16[D, F | param]'",
         )
     _TrainingStep(module, read_strategy(module), params).run(loss)
+
+
+def _scalar_loss(func: Operation) -> Value:
+    """The first result of a function. Raises `DiagnosticError` if that is not a scalar loss."""
+    end = func.body.terminator
+    loss = end.operands[0] if end.operands else None
+    type_ = loss.type if loss is not None else None
+    if loss is None or not isinstance(type_, TensorType) or type_.rank or type_.dtype not in FLOATS:
+        type_shown = "nothing" if loss is None else type_
+        raise end.error(
+            f"'differentiate' expects @{func.symbol} to return a scalar loss, found {type_shown}",
+            remedy="return a loss first, or compile without backward: --pipeline forward",
+        )
+    return loss
 
 
 def _passes_on(func: Operation) -> bool:
@@ -193,9 +203,8 @@ class _TrainingStep:
     ) -> Value:
         grad = tape.take(param, at_once=True)
         if grad is None:
-            raise error(
+            raise param.error(
                 f"parameter %{param.name} does not influence the loss",
-                param.loc,
                 remedy="use it, or drop the clause 'param'",
             )
         loc = made_by(PASS, param.loc)
@@ -218,9 +227,8 @@ class _TrainingStep:
         carry, count = op.integer("carry", 1), op.expr("count")
         given = [tape.take(r) for r in op.results[:carry]]
         if any(tape.has(r) for r in op.results[carry:]):
-            raise error(
+            raise op.error(
                 "stacked results of a repeat have no gradient yet",
-                op.loc,
                 remedy="return them beside the loss instead of using them for it",
             )
         live = self._live_carries(op, {i for i, g in enumerate(given) if g is not None})
@@ -264,9 +272,8 @@ class _TrainingStep:
         carry, count, region = op.integer("carry", 1), op.expr("count"), back.body
         carried = [inner.take(op.body.args[i]) for i in live]
         if any(c is None for c in carried):
-            raise error(
+            raise op.error(
                 "a carried value of this repeat does not influence what it yields",
-                op.loc,
                 remedy="do not carry it",
             )
         yields: list[Value] = [c for c in carried if c is not None]
@@ -382,3 +389,19 @@ def _sum_stack(b: Builder, stack: Value, hint: str) -> Value:
     """The sum over the iterations of a repeat."""
     text = letters(stack.tensor.rank)
     return b.value("stg.sum", [stack], {"spec": f"{text}->{text[1:]}"}, hint=hint)
+
+
+def idle_values(module: Module) -> frozenset[Value]:
+    """The values of the main function that need no gradient; empty if no parameter is frozen."""
+    trained = set(module.trainable())
+    if len(trained) == len(module.parameters()):
+        return frozenset()
+    body = module.main.body
+    ends = (op for op in body.walk() if isinstance(op.definition, Arrive) and op.flag("trained"))
+    trained_set = trained_values(body, trained | {op.result for op in ends})
+    values = [*body.args, *(v for op in body.walk() for v in _values(op))]
+    return frozenset(v for v in values if v not in trained_set)
+
+
+def _values(op: Operation) -> Iterable[Value]:
+    return (*op.results, *(op.region.args if op.region is not None else ()))

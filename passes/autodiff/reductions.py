@@ -1,7 +1,5 @@
 """Reductions of the gradients of parameters: in each microbatch and layer, or once per step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

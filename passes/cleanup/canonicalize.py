@@ -1,7 +1,5 @@
 """canonicalize: removes ops that change nothing."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.bind import drop_unit_axes
 from stagec.ir.rewrite import canonicalize

@@ -1,7 +1,5 @@
 """eliminate-common-subexpressions: computes once what was computed twice."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.rewrite import eliminate_common_subexpressions
 

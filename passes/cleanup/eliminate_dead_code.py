@@ -1,7 +1,5 @@
 """eliminate-dead-code: removes what nobody uses."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.rewrite import eliminate_dead_code
 

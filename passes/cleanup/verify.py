@@ -1,7 +1,5 @@
 """verify: runs the checks that run between all passes, and nothing else."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase, verify_module
 
 

@@ -1,7 +1,5 @@
 """Kernels of products that start before their operand is gathered completely."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,11 +1,10 @@
 """emit: writes one execution trace per rank."""
 
-from __future__ import annotations
-
 from dataclasses import field
 from pathlib import Path
 
 from stagec.api import Module, Pass, Phase
+from stagec.formats.registry import find_format, formats_of
 
 
 class Emit(Pass):
@@ -21,7 +20,6 @@ class Emit(Pass):
 
     def run(self, module: Module) -> None:
         # imported here: they load protobuf, and every command loads every pass
-        from stagec.formats.registry import find_format, formats_of
         from stagec.traces.emit import make_job
         from stagec.traces.writer import Emission, write_source
 

@@ -2,8 +2,6 @@
 compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -13,14 +11,23 @@ from stagec.ir.kernel import ALWAYS
 from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rewrite import carried
-from stagec.ir.traits import AddsToSum, AppendsRows, CopiesMemory, Free, Fusible, Repeats, TurnsRows
+from stagec.ir.traits import (
+    AddsToSum,
+    AppendsRows,
+    CopiesMemory,
+    Free,
+    Fusible,
+    Recasts,
+    Repeats,
+    TurnsRows,
+)
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllReduce
 from stagec.ir_spec.ops.moe import Combine, Dispatch
 from stagec.ir_spec.ops.served_adapters import AdapterProduct, LoraExpand
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
-from stagec.sharding.work import data_of, is_computation, viewed, work_of
+from stagec.sharding.work import data_of, is_computation, is_product, viewed, work_of
 
 
 class FuseKernels(Pass):
@@ -40,9 +47,9 @@ class FuseKernels(Pass):
 
     A kernel whose work another kernel does is marked `continues`. With `sums` this is the sum at
     the end of a layer if the next layer starts with its norm (fused_add_rms_norm). With `experts`
-    these are the ordering of tokens for experts in 4 bits, their activation and the cast of its
-    result. With `stg.collectives[norms]` these are the sum and the norm after an all_reduce, which
-    its kernel does.
+    these are the ordering of tokens for experts in mxfp4 and nvfp4, their activation and the cast
+    of its result. With `stg.collectives[norms]` these are the sum and the norm after an all_reduce,
+    which its kernel does, unless the norm is cast to 32 bits there.
 
     FLOPs do not change. The memory plan knows the computations only: a value that is used inside of
     one kernel only still has a buffer in the plan.
@@ -155,7 +162,7 @@ def _activates(kernel: Sequence[Operation]) -> bool:
     product = makers[0] if makers else None
     users = (user for v in kernel[-1].results for user, _ in v.uses)
     routed = product is not None and any(d.routed or d.load for d in product.result.tensor.dims)
-    four = routed and product is not None and _bits(product.operands[1].tensor.dtype) == 4
+    four = routed and product is not None and _is_in_4_bits(product)
     return four and not any(isinstance(user.definition, Combine) for user in users)
 
 
@@ -166,7 +173,13 @@ def _hands_out(kernel: Sequence[Operation]) -> bool:
     users = [user for user, _ in kernel[0].result.uses]
     while users and users[0].has(Fusible):
         users = [user for v in users[0].results for user, _ in v.uses]
-    return any(_is_product(u) and _bits(u.operands[1].tensor.dtype) == 4 for u in users)
+    return any(_is_product(u) and _is_in_4_bits(u) for u in users)
+
+
+def _is_in_4_bits(product: Operation) -> bool:
+    """Whether the weights of a product are floats of 4 bits: Marlin, which multiplies int4, does no
+    more than that (vLLM, fused_marlin_moe.py)."""
+    return product.operands[1].tensor.dtype == "f4e2m1"
 
 
 def _first_users(op: Operation) -> Iterator[Operation]:
@@ -181,9 +194,11 @@ def _first_users(op: Operation) -> Iterator[Operation]:
 
 
 def _follows_all_reduce(kernel: Sequence[Operation]) -> bool:
-    """Whether a kernel normalizes a sum over ranks, or another sum with it."""
+    """Whether a kernel normalizes a sum over ranks, or another sum with it, in its own type."""
     if not any(map(_by_rows, kernel)) or not all(op.has(Fusible) for op in kernel):
         return False
+    if any(op.has(Recasts) and op.text("to") == "f32" for op in kernel):
+        return False  # no such kernel writes the norm in 32 bits beside that in 16
     return any(_is_reduced(v) for op in kernel for v in op.operands)
 
 
@@ -351,11 +366,8 @@ def _bits(dtype: str) -> int:
 
 def _is_product(op: Operation) -> bool:
     """Whether the op is one matrix product: it does not gather an operand step by step."""
-    if not is_computation(op):
-        return False
-    kernel, rule = work_of(op).kernel, op.definition.rule(op)
-    plain = rule is not None and not own_gathers(op, rule)
-    return plain and kernel is not None and kernel.kind == "matmul"
+    rule = op.definition.rule(op) if is_product(op) else None
+    return rule is not None and not own_gathers(op, rule)
 
 
 def _is_product_of(value: Value) -> bool:

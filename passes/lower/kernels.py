@@ -1,14 +1,28 @@
 """Computations in a trace: the attributes of their costs and kernels, and the computations that
 form one kernel.
+
+It begins with the marks of computations for which PyTorch has kernels of its own
+(`stg.kernels[elementwise = torch]`). `stagec/time/costs/eager.py` defines the cost of each mark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.api import Expr, Operation, Region, Strategy, Value, call, const, error, total
+from stagec.api import (
+    Expr,
+    OpDef,
+    Operation,
+    Region,
+    Strategy,
+    Value,
+    call,
+    const,
+    is_parameter,
+    total,
+)
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.kernel import (
@@ -18,17 +32,114 @@ from stagec.ir.kernel import (
     EXPERTS,
     EXTENTS,
     MARLIN,
+    ON_HOST,
     TRITON,
     KernelShape,
 )
-from stagec.ir.traits import Free
+from stagec.ir.traits import CopiesMemory, Free
 from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS
+from stagec.ir_spec.ops.activation import ActivationGrad, Silu
+from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, Sum
+from stagec.ir_spec.ops.loss_forms import LogSoftmax, LogSoftmaxGrad
+from stagec.ir_spec.ops.moe import Combine, CombineWeightsGrad, Dispatch
+from stagec.ir_spec.ops.norm import LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad
+from stagec.ir_spec.ops.optimizer import AdamW, SquaredNorm
+from stagec.ir_spec.ops.ring import MergeAttention
+from stagec.ir_spec.ops.rope import RotaryEmbedding
+from stagec.ir_spec.ops.softmax import Softmax, SoftmaxGrad
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
 from stagec.ir_spec.strategy.kernels import DEVICE, SDPA, TORCH, KernelsRule
+from stagec.ir_spec.strategy.optimizer import HOST
 from stagec.ir_spec.strategy.sustained import SustainedRule
-from stagec.passes.lower.eager_kernels import eager_mark
-from stagec.sharding.work import ComputeWork, fused_work, is_left, viewed, work_of
+from stagec.sharding.work import ComputeWork, fused_work, is_computation, is_left, viewed, work_of
+
+
+def eager_mark(op: Operation) -> str:
+    """The mark of an op that is not a matrix product. It is empty if one kernel of PyTorch touches
+    the bytes of the op at the bandwidth of the memory."""
+    definition = op.definition
+    kind = ActivationGrad if isinstance(definition, ActivationGrad) else type(definition)
+    rule = _MARKS.get(kind, "")
+    what = rule if isinstance(rule, str) else rule(op)
+    return f"eager_{what}_{op.operands[0].tensor.dtype}" if what else ""
+
+
+def _cast(op: Operation) -> str:
+    widens = DTYPE_BYTES[op.result.tensor.dtype] > DTYPE_BYTES[op.operands[0].tensor.dtype]
+    return "cast" if widens else ""
+
+
+def _einsum(op: Operation) -> str:
+    """The mark of an einsum that is not a matrix product: with a vector, or its gradient."""
+    ranks = [v.tensor.rank for v in op.operands]
+    if len(ranks) != 2:
+        return ""
+    if op.result.tensor.rank < max(ranks):
+        return "rows"
+    return "broadcast" if min(ranks) < max(ranks) else ""
+
+
+def _add(op: Operation) -> str:
+    ranks = [v.tensor.rank for v in op.operands]
+    if not 0 < min(ranks) < max(ranks):
+        return ""
+    made = viewed(op.operands[0]).producer
+    follows = made is not None and is_computation(made) and work_of(made).kernel is not None
+    return "bias" if follows and is_parameter(op.operands[1]) else "broadcast"
+
+
+def _where_routed(mark: str) -> Callable[[Operation], str]:
+    """A function that gives this mark to ops on routed rows, which are parts of packed products."""
+
+    def rule(op: Operation) -> str:
+        return mark if any(d.routed or d.load for d in op.operands[0].tensor.dims) else ""
+
+    return rule
+
+
+def _activation_grad(op: Operation) -> str:
+    of = op.definition.of if isinstance(op.definition, ActivationGrad) else None
+    return _where_routed("routed_silu_grad")(op) if isinstance(of, Silu) else ""
+
+
+def _in_steps(mark: str) -> Callable[[Operation], str]:
+    return lambda op: mark if op.flag("steps") else ""
+
+
+def _rope(op: Operation) -> str:
+    return "complex_rope" if op.flag("complex") else _either("rope", "rope_grad")(op)
+
+
+def _either(forward: str, backward: str) -> Callable[[Operation], str]:
+    return lambda op: forward if op.phase in ("forward", "recompute") else backward
+
+
+#: By the class of an op: its mark, or a function from the op to its mark.
+_MARKS: Mapping[type[OpDef], str | Callable[[Operation], str]] = {
+    Cast: _cast,
+    Einsum: _einsum,
+    Add: _add,
+    Mul: _where_routed("strided"),
+    Silu: _where_routed("routed_silu"),
+    ActivationGrad: _activation_grad,
+    RmsNorm: _in_steps("rmsnorm"),
+    RmsNormGrad: _in_steps("rmsnorm_grad"),
+    RotaryEmbedding: _rope,
+    MergeAttention: "merge",
+    LogSoftmax: "log_softmax",
+    LogSoftmaxGrad: "log_softmax_grad",
+    LayerNorm: "layernorm",
+    LayerNormGrad: "layernorm_grad",
+    Sum: "sum",
+    Softmax: "softmax",
+    SoftmaxGrad: "softmax_grad",
+    AdamW: "adamw",
+    SquaredNorm: "squared_norm",
+    Dispatch: _either("dispatch", "dispatch_grad"),
+    Combine: _either("combine", "combine_grad"),
+    CombineWeightsGrad: "combine_weights_grad",
+}
 
 
 def attributes(
@@ -53,15 +164,18 @@ class KernelForms:
     experts, and products that expand 4-bit weights. Marlin expands integers (vLLM,
     `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`); mxfp4 of experts is
     expanded by Triton kernels unless the strategy asks for `marlin`.
-    `blocks` is the kernel of other products in 8 bits."""
+    `expert_blocks` is the kernel of experts in 8 bits, `blocks` that of other products in 8 bits.
+    With `host`, updates of offloaded states are those of the host."""
 
     attention: str
     experts: bool
     fused: bool
     marlin: bool
     blocks: str
+    expert_blocks: str
     torch: bool
     cast: str
+    host: bool
 
     @classmethod
     def of(cls, strategy: Strategy) -> KernelForms:
@@ -73,8 +187,9 @@ class KernelForms:
         torch = kernels.elementwise == TORCH
         autocast = strategy.one(AutocastRule)
         cast = autocast.to if autocast.on else ""
-        marlin, blocks = kernels.expands == MARLIN, kernels.blocks
-        return cls(attention, experts, fused, marlin, blocks, torch, cast)
+        marlin, in_blocks = kernels.expands == MARLIN, (kernels.blocks, kernels.experts)
+        host = strategy.optimizer.offloaded == HOST
+        return cls(attention, experts, fused, marlin, *in_blocks, torch, cast, host)
 
     def work(self, op: Operation) -> ComputeWork:
         """The work of an op as its kernel does it. Attention whose operands autocast does not cast
@@ -91,6 +206,8 @@ class KernelForms:
     def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
         """The mark of the kernel of an op; empty if it has none."""
         if kernel is None:
+            if self.host and _is_of_host(op):
+                return ON_HOST
             if where := op.text("continues", ""):
                 return f"{CONTINUES}_{where}"
             return eager_mark(op) if self.torch else ""
@@ -101,10 +218,17 @@ class KernelForms:
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:
             expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
-        if self.blocks != DEVICE and not dealt and EIGHT_BITS.issuperset(dtypes):
-            return self.blocks
+        blocks = self.expert_blocks if dealt else self.blocks
+        if blocks != DEVICE and EIGHT_BITS.issuperset(dtypes):
+            return blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""
+
+
+def _is_of_host(op: Operation) -> bool:
+    """Whether an op updates what the device has as a copy of values on the host."""
+    makers = (v.producer for v in op.operands)
+    return op.phase == "optimizer" and any(m is not None and m.has(CopiesMemory) for m in makers)
 
 
 def _with_mask(kernel: KernelShape, window: Expr) -> KernelShape:
@@ -166,8 +290,7 @@ def _check_operands(region: Region, kernel: Sequence[Operation]) -> None:
 
 
 def _not_adjacent(op: Operation, first: Operation, but: str) -> Exception:
-    return error(
+    return op.error(
         f"'{op.name}' is fused with '{first.name}' in one kernel, but {but}",
-        op.loc,
         remedy="leave out 'fused', or let 'fuse-kernels' choose the kernels",
     )

@@ -4,8 +4,6 @@ Only this pass divides sizes by the sizes of axes: FLOPs and bytes become those 
 expressions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 from functools import partial
@@ -21,7 +19,6 @@ from stagec.api import (
     Rule,
     Value,
     axis_size,
-    error,
     is_parameter,
     read_strategy,
     total,
@@ -55,6 +52,7 @@ from stagec.passes.lower.steps import (
     ACTIVATIONS,
     common_axes,
     dealt,
+    decoding,
     gathered_for,
     is_repeated,
     one_axis,
@@ -246,9 +244,8 @@ class _Lowering:
             return
         (limit, culprit), *others = limits.items()
         if others or len(op.operands) != carried(op) or op.flag("reverse"):
-            raise error(
+            raise culprit.error(
                 f"'{culprit.name}' in plain order stands in a repeat that does more than carry",
-                culprit.loc,
                 remedy="put the steps of a ring into a repeat of their own, or use zigzag order",
             )
         self._loop(op, old, b, {"count": limit}, op.operands)
@@ -331,8 +328,11 @@ class _Lowering:
         sums = sum_of(op) if self._sums_in_steps else None
         if rule is not None and sums is not None and self._runs_beside(sums):
             return self._before_sum(op, rule, sums, b)
-        attrs, name = self._costs(op), op.results[0].name
-        return b.value("et.comp", self._deps(op.operands), attrs, hint=name)
+        attrs, name, deps = self._costs(op), op.results[0].name, self._deps(op.operands)
+        if op.flag("decoded"):
+            (own, attrs), weight = decoding(op, attrs), self._deps(op.operands[1:])
+            deps.append(b.value("et.comp", weight, own, hint=op.results[1].name))
+        return b.value("et.comp", deps, attrs, hint=name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
         """Lower several computations to one node, at the place of the first."""

@@ -1,7 +1,5 @@
 """Equal actions of a pipeline: the region of the first one that is lowered serves for all."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

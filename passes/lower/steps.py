@@ -1,18 +1,17 @@
-"""Products that run in steps and overlap with a collective: the work of each step, and the
-collective."""
-
-from __future__ import annotations
+"""Products of several kernels: steps that overlap with a collective, the work of each step and the
+collective; and the decoding of a weight of few bits before its product."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from stagec.api import Expr, Facts, Operation, Value, call, error, is_parameter
+from stagec.api import Expr, Facts, Operation, Value, call, is_parameter, total
 from stagec.ir.builder import RawAttr
+from stagec.ir.expr import ZERO
 from stagec.ir.own_gathers import OwnGather
 from stagec.ir.traits import EndsLifetime, Repeats
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, operand_dim
 from stagec.passes.lower.kernels import fused_operations, kernel_attributes
-from stagec.sharding.work import is_computation, part_of_kernel, viewed, work_of
+from stagec.sharding.work import is_product, part_of_kernel, viewed
 
 #: Phases whose collectives move activations and their gradients.
 ACTIVATIONS = ("forward", "backward", "recompute")
@@ -37,6 +36,19 @@ def shared_out(
     return one, rest
 
 
+def decoding(
+    op: Operation, attrs: Mapping[str, RawAttr]
+) -> tuple[dict[str, RawAttr], dict[str, RawAttr]]:
+    """The attributes of the kernel that decodes the weight of a product, and those of the product
+    without it; `attrs` are those of both together."""
+    made = op.results[1].tensor.local_bytes
+    moved = total(v.tensor.local_bytes for v in op.operands[1:]) + made
+    own: dict[str, RawAttr] = {"kind": "decode", "flops": ZERO, "bytes": moved, "out": made}
+    both, out = attrs["bytes"], op.results[0].tensor.local_bytes
+    assert isinstance(both, Expr)
+    return own, {**attrs, "bytes": both - moved, "out": out}
+
+
 def reduces(op: Operation) -> bool:
     """Whether an op adds up partial values over ranks."""
     return isinstance(op.definition, AllReduce | ReduceScatter)
@@ -48,7 +60,7 @@ def sum_of(op: Operation) -> Operation | None:
     users = [user for user in users if not user.has(EndsLifetime)]
     if len(users) != 1 or not reduces(users[0]) or len(users[0].operands) != 1:
         return None
-    return users[0] if _is_product(op) else None
+    return users[0] if is_product(op) else None
 
 
 class Gathered(NamedTuple):
@@ -62,7 +74,7 @@ class Gathered(NamedTuple):
 
 def gathered_for(ops: Sequence[Operation], kinds: Collection[str]) -> Gathered | None:
     """The operand of the products of a kernel that is gathered in one of the phases `kinds`."""
-    products = [op for op in ops if _is_product(op)]
+    products = [op for op in ops if is_product(op)]
     for value in products[0].operands if products else ():
         gather = value.producer
         if gather is None or not isinstance(gather.definition, AllGather):
@@ -94,15 +106,8 @@ def kernels_beside(ops: Sequence[Operation], value: Value) -> Iterator[list[Oper
         kernel = fused.get(user, [user])
         makers = {viewed(v).producer for op in kernel for v in op.operands} - {*kernel}
         inside = [m for m in makers if m is not None and m.parent is region]
-        if user is kernel[0] and _is_product(user) and all(m.position() < place for m in inside):
+        if user is kernel[0] and is_product(user) and all(m.position() < place for m in inside):
             yield kernel
-
-
-def _is_product(op: Operation) -> bool:
-    if not is_computation(op):
-        return False
-    kernel = work_of(op).kernel
-    return kernel is not None and kernel.kind == "matmul"
 
 
 def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
@@ -111,9 +116,8 @@ def common_axes(op: Operation, gathers: Sequence[OwnGather]) -> tuple[str, ...]:
     axes = gathers[0].over
     if any(g.over != axes for g in gathers):
         over = (f"%{op.operands[g.operand].name} over {', '.join(g.over)}" for g in gathers)
-        raise error(
+        raise op.error(
             f"'{op.name}' gathers {' and '.join(over)} itself, expected the same axes",
-            op.loc,
             remedy="gather one of them before, with stg.sharding_constraint",
         )
     return axes
@@ -143,9 +147,8 @@ def one_axis(op: Operation) -> str:
     """The axis of the mesh along which an op sends. Raises `DiagnosticError` for several."""
     axis, *more = op.names("over")
     if more:
-        raise error(
+        raise op.error(
             f"'{op.name}' goes round the axes {', '.join((axis, *more))}, expected one axis",
-            op.loc,
             remedy="split the sequence over one axis of the mesh, or lay it out with --mesh",
         )
     return axis

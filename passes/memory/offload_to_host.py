@@ -5,8 +5,6 @@ their first use in the backward repeat. Parameters and optimizer state are copie
 update and out after it; gradients are copied out when they are complete and in before each use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -22,7 +20,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     made_by,
     read_strategy,
 )
@@ -115,9 +112,8 @@ def offload_to_host(module: Module, strategy: Strategy) -> None:
             continue
         if pattern not in OFFLOAD:
             known = {part for path in copies.paths for part in (path, *path.split("/"))}
-            raise error(
+            raise rule.error(
                 f"no value that can be offloaded matches '{pattern}'",
-                rule.loc,
                 remedy=did_you_mean(pattern, known)
                 or f"choose {', '.join(OFFLOAD)}, or names of values; 'stagec memory' lists them",
             )
@@ -127,9 +123,8 @@ def offload_to_host(module: Module, strategy: Strategy) -> None:
             )
     in_backward = strategy.optimizer.form == "in_backward"
     if in_backward and any(p.startswith(("gradients", "parameters")) for p in copies.made):
-        raise error(
+        raise rule.error(
             "updates in backward need parameters and gradients on the device",
-            rule.loc,
             remedy="choose --offload optimizer or activations, or another --optimizer-form",
         )
 
@@ -154,19 +149,25 @@ class _Copies:
         self.made.update(p for p in paths if any(matches(p, pattern) for pattern, _ in items))
         return self.rule.share(*paths)
 
-    def store(self, b: Builder, value: Value, share: Fraction) -> Value:
-        """Copy a value, or a share of it, to the host."""
+    def updates_there(self, arg: Value) -> bool:
+        """Whether the host updates an argument where it is, so that its copies take no time."""
+        return read_strategy(self.module).optimizer.offloaded == HOST and arg.tensor.role == "state"
+
+    def store(self, b: Builder, value: Value, share: Fraction, *, stays: bool = False) -> Value:
+        """Copy a value, or a share of it, to the host; without a node if it stays there."""
         attrs: dict[str, RawAttr] = {"to": HOST}
         if share != WHOLE:
             attrs["share"] = const(share.numerator) / share.denominator
-        return self._copy(b, value, attrs, f"{value.name}_host")
+        return self._copy(b, value, attrs, f"{value.name}_host", stays)
 
-    def load(self, b: Builder, value: Value) -> Value:
-        """Copy a value to the device."""
-        return self._copy(b, value, {"to": DEVICE}, value.name)
+    def load(self, b: Builder, value: Value, *, stays: bool = False) -> Value:
+        """Copy a value to the device; without a node if it stays on the host."""
+        return self._copy(b, value, {"to": DEVICE}, value.name, stays)
 
-    def _copy(self, b: Builder, value: Value, attrs: dict[str, RawAttr], name: str) -> Value:
-        nodes: dict[str, RawAttr] = {"node": True} if self.rule.nodes else {}
+    def _copy(
+        self, b: Builder, value: Value, attrs: dict[str, RawAttr], name: str, stays: bool
+    ) -> Value:
+        nodes: dict[str, RawAttr] = {"node": True} if self.rule.nodes and not stays else {}
         return b.value("stg.copy", [value], {**attrs, **nodes}, hint=name)
 
     def before(self, op: Operation) -> Builder:
@@ -211,9 +212,8 @@ def _stashed(copies: _Copies, repeat: Operation, index: int) -> None:
     for user, slot in users:
         if any(u.has(Recalls) for u, _ in user.body.args[slot].uses):
             what = read_strategy(copies.module).recompute
-            raise error(
+            raise what.error(
                 f"%{value.name}, which only some layers stash, cannot be offloaded",
-                what.loc,
                 remedy="recompute in all layers or in none, or name other values in stg.offload",
             )
     _store_slices(copies, repeat, index, stacks, share)
@@ -323,7 +323,7 @@ def _arguments(copies: _Copies, body: Region) -> None:
     shares = {a: share for a in kept if (share := copies.share(kinds[a.tensor.role], a))}
     for arg, share in shares.items():
         arg.type = _moved(arg, share)
-    versions = dict(shares)  # arguments and their updates on the device
+    versions = {arg: arg for arg in shares}  # arguments and their updates on the device
     for op in [op for op in body.ops if op.phase == OPTIMIZER and not op.has(Terminates)]:
         _update(copies, op, versions, shares)
     for arg, share in shares.items():
@@ -335,10 +335,7 @@ def _arguments(copies: _Copies, body: Region) -> None:
 
 
 def _update(
-    copies: _Copies,
-    op: Operation,
-    versions: dict[Value, Fraction],
-    shares: Mapping[Value, Fraction],
+    copies: _Copies, op: Operation, versions: dict[Value, Value], shares: Mapping[Value, Fraction]
 ) -> None:
     """Copy the offloaded operands of an operation of an update to the device, and their final
     versions to the host."""
@@ -347,15 +344,17 @@ def _update(
         slot = op.definition.reuses(op, result.index)
         old = updated(result) if op.region is not None else None
         old = op.operands[slot] if slot is not None else old
-        if old in versions:
-            versions[result] = versions[old]
+        if old is not None and old in versions:
+            arg = versions[result] = versions[old]
             ends = [(user, i) for user, i in result.uses if user.has(Terminates)]
             if ends:
-                new = copies.store(after, result, versions[result])
+                stays = copies.updates_there(arg)
+                new = copies.store(after, result, shares[arg], stays=stays)
                 result.replace_with(new, ends)
     for i, value in enumerate(op.operands):
         if value in shares:
-            op.set_operand(i, copies.load(copies.before(op), value))
+            stays = copies.updates_there(value)
+            op.set_operand(i, copies.load(copies.before(op), value, stays=stays))
 
 
 def _bring(copies: _Copies, value: Value, share: Fraction) -> None:

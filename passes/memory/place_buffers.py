@@ -1,7 +1,5 @@
 """place-buffers: gives every buffer the offset at which an allocator would put it."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, error, made_by
@@ -77,9 +75,8 @@ def _place_buffers(module: Module, func: Operation, policy: str) -> None:
         for space in (DEVICE, HOST):
             _arena(module, func, timeline, policy, space)
     except UnboundError as e:
-        raise error(
+        raise func.error(
             f"no value for {', '.join(e.names)}, but offsets need all sizes",
-            func.loc,
             remedy=module.how_to_set(e.names),
         ) from None
 

@@ -6,8 +6,6 @@ if the strategy frees them, they exist from backward on. The peak is the static 
 highest moment of all other buffers.
 """
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, made_by, total
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried

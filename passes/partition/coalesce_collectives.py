@@ -6,8 +6,6 @@ region become one call for each group of axes, or buckets of a given size. Sums 
 become one call where a strategy asks for it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stagec.api import (
@@ -234,7 +232,7 @@ def _merge_reductions(
     The wave of a collective is the number of earlier collectives on its gradient. The collectives
     of one wave are merged.
     """
-    end = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
+    end = _end_of_backward(region, waves)
     ends = dict.fromkeys(waves, end)
     for op in waves:
         made = [p for v in op.operands if (p := v.producer) is not None]
@@ -262,6 +260,15 @@ def _merge_reductions(
                 merged.attrs["bucket"] = const(bucket)
             if whole and "whole" in known:
                 merged.attrs["whole"] = True
+
+
+def _end_of_backward(region: Region, waves: Mapping[Operation, int]) -> Operation:
+    """The first op of the optimizer behind all that the waves take: the gradient of a whole table
+    is a part of its update, wherever it is made."""
+    taken = {v.producer for op in waves for v in op.operands} - waves.keys()
+    start = max((place for place, op in enumerate(region.ops) if op in taken), default=-1) + 1
+    behind = (op for op in region.ops[start:] if op.phase == "optimizer")
+    return next(behind, region.terminator)
 
 
 def _waves(region: Region) -> dict[Operation, int]:

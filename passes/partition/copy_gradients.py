@@ -1,16 +1,22 @@
 """copy-gradients: reduces the gradients of a ZeRO-3 unit in a buffer of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import stacked_outside
-from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats
-from stagec.ir_spec.ops.comm import AllReduce, AllSlice, CopyIn, ReduceScatter, operand_dim
+from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats, Terminates
+from stagec.ir_spec.ops.comm import (
+    AllReduce,
+    AllSlice,
+    AllToAll,
+    CopyIn,
+    ReduceScatter,
+    operand_dim,
+)
 from stagec.ir_spec.ops.layout import Reshard
+from stagec.ir_spec.ops.moe import SortRows
 from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
@@ -27,7 +33,8 @@ class CopyGradients(Pass):
     PyTorch). Cast gradients are added to that sum after all casts of their unit. Reductions and
     slices of a gradient over other axes come before its unit is dropped, and the part that a rank
     keeps is a copy. Parameters that a pipeline stage has gathered once are dropped unit by unit,
-    each before its gradients are reduced.
+    each before its gradients are reduced. A unit within a block, such as experts with axes of their
+    own, is dropped and reduced where the backward of its module ends.
 
     Before:
         stg.mesh @pod[dp]
@@ -83,6 +90,9 @@ class CopyGradients(Pass):
                 elif isinstance(op.definition, AllReduce):
                     keep_reduced(module, op)
             drop_with_reductions(module, func)
+            for op in func.body.walk():
+                if op.has(Repeats) and op.phase == "backward":
+                    reduce_inner_units(op.body)
 
 
 def reduce_before_casts(reduction: Operation, made_in: str) -> None:
@@ -247,6 +257,50 @@ def drop_with_reductions(module: Module, func: Operation) -> None:
         if places:
             func.body.ops.remove(drop)
             func.body.insert(min(places) - 1, drop)
+
+
+def reduce_inner_units(body: Region) -> None:
+    """Drop the units of a block that other axes gather than its last one, and reduce their
+    gradients, where the gradients of the inputs of their modules exist, in place
+    (`FSDPParamGroup.post_backward`)."""
+    drops = {drop.operands[0].producer: drop for drop in body.ops if _is_drop(drop)}
+    gathers = {op.names("over"): op for op in drops if op is not None and "over" in op.attrs}
+    ends: dict[Operation, Operation] = {}
+    for op in body.ops:
+        gather = gathers.get(op.names("over")) if isinstance(op.definition, ReduceScatter) else None
+        if gather is not None:
+            ends[op] = _end_of_unit(gather, op)
+    block = max((end.position() for end in ends.values()), default=0)
+    for reduction, end in ends.items():
+        if end.position() < block:
+            drop = drops[gathers[reduction.names("over")]]
+            copies = dict.fromkeys(v.producer for v in reduction.operands)
+            moved = [drop, *(op for op in copies if op), *dict.fromkeys(_reducing(reduction))]
+            made = {value for op in moved for value in op.results}
+            moved += [op for op in body.ops if not op.results and made & {*op.operands}]
+            moved = [op for op in dict.fromkeys(moved) if not op.has(Terminates)]
+            body.ops[:] = [op for op in body.ops if op not in moved]
+            at = end.position() + 1
+            body.ops[at:at] = moved
+
+
+def _is_drop(op: Operation) -> bool:
+    return isinstance(op.definition, Reshard) and bool(op.operands)
+
+
+def _end_of_unit(gather: Operation, reduction: Operation) -> Operation:
+    """The last op of the backward of a module: the one that makes the gradient of a parameter or of
+    the input, or that orders and sends the latter."""
+    copied = [v.producer for v in reduction.operands]
+    made = [v.producer for copy in copied if copy for v in copy.operands]
+    users = [user for value in gather.results for user, _ in value.uses if user.results]
+    end = max([*users, *(op for op in made if op)], key=Operation.position)
+    sent = [user for op in users for value in op.results for user, _ in value.uses]
+    for op in sent:
+        if isinstance(op.definition, AllToAll | SortRows) and op.phase == "backward":
+            sent += [user for user, _ in op.result.uses]
+            end = max(end, op, key=Operation.position)
+    return end
 
 
 def _reductions_of(gathered: Value) -> Iterator[Operation]:

@@ -10,8 +10,6 @@ Megatron-LM does the same: `finalize_model_grads` first ends the data-parallel r
 the gradients of norms over tensor-parallel ranks in one call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """hold-inputs: adds tokens, rotation tables and masks to the program, and so to its memory plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

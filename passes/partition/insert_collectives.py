@@ -5,8 +5,6 @@ value has another placement, the pass inserts the steps of `Resharding.plan` bef
 Later users share them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 
@@ -20,7 +18,6 @@ from stagec.api import (
     Rule,
     TensorType,
     Value,
-    error,
     factor_sizes,
     is_parameter,
     made_by,
@@ -122,7 +119,7 @@ class _Inserter:
         assignment = read_assignment(op, rule, sizes, self._facts, self._deferred)
         alone = handed_on(op, rule, self._deferred)
         for message in untrue_parts(op, rule, assignment, self._deferred):
-            raise error(f"'{op.name}' {message}", op.loc, remedy=MAKE_PARTS)
+            raise op.error(f"'{op.name}' {message}", remedy=MAKE_PARTS)
         passing = _passed(op, rule)
         if len(rule.linear) > 2 and not any(rule.operands):
             self._reduce_in_groups(op, passing)
@@ -180,7 +177,7 @@ class _Inserter:
             steps = self._resharding.plan(have, splits, partial)
         except NoPlanError as e:
             message = f"'{op.name}' needs %{value.name} placed otherwise: {e}"
-            raise error(message, op.loc, remedy=MAKE_PARTS) from None
+            raise op.error(message, remedy=MAKE_PARTS) from None
         builder = self._before(op)
         home = value.region if op.parent is None else op.parent
         keeps = (self._save_gathered and not op.flag("again")) or is_parameter(uncast(value))

@@ -5,8 +5,6 @@ reshard_after_forward, unless the strategy states `reshard = never` or `last`. O
 `reshard` and `prefetch`; later passes read the attributes that it puts on the gathers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy

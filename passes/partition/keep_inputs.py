@@ -1,7 +1,5 @@
 """keep-inputs: keeps inputs of split products until the output of their module is complete."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Pass, Phase, Region, Value, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, Reorder
 from stagec.ir_spec.ops.contraction import Einsum

@@ -1,7 +1,5 @@
 """keep-locals: keeps values to which local names of PyTorch code refer while forward runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy

@@ -14,8 +14,6 @@
 Gathers, exchanges and copies for experts only copy elements, so results are the same.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, is_parameter, read_strategy

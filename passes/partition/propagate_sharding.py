@@ -11,8 +11,6 @@ placement if fewer bytes move:
 If the result of the op has the placement of the pin, the constraint is removed again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,7 +25,6 @@ from stagec.api import (
     Region,
     TensorType,
     Value,
-    error,
 )
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import MAKE_PARTS
@@ -155,7 +152,7 @@ def _check_parts(value: Value, pin: TensorType) -> None:
     elif not rest:
         return
     message = f"'{op.name if op else ''}' gives %{value.name} {what}: {pin}"
-    raise error(message, value.loc, remedy=MAKE_PARTS)
+    raise value.error(message, remedy=MAKE_PARTS)
 
 
 def _join_pins(constraints: list[Operation]) -> None:

@@ -1,7 +1,5 @@
 """record-expert-rows: states the number of rows to which loads of experts are relative."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.api import (

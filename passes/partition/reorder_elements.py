@@ -1,7 +1,5 @@
 """reorder-elements: adds the copies of collectives along dimensions other than the first."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Gradient
@@ -17,7 +15,7 @@ class ReorderElements(Pass):
     """Copy activations after gathers and before reductions along a dimension other than the first,
     as `stg.collectives[order = copied]` states. Also copy the part of a replicated gradient that an
     update takes. Parameters and other gradients are moved by calls of their own, and operands or
-    results of products in steps are not copied.
+    results of products in steps are not copied, unless their collective blocks (`stg.blocking`).
 
     Before:
         stg.mesh @pod[tp]
@@ -55,17 +53,18 @@ class ReorderElements(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        gathers = strategy.one(TpInputsRule).gathers != "in_steps"
-        sums = strategy.one(TpOutputsRule).policy != "in_steps"
+        gathers = strategy.one(TpInputsRule).gathers == "in_steps"
+        sums = strategy.one(TpOutputsRule).policy == "in_steps"
         for func in module.functions:
             for op in list(func.body.walk()):
                 if isinstance(op.definition, AllSlice) and op.phase == "optimizer":
                     _copy_part(module, op)
                 if op.phase not in _OF_ACTIVATIONS or all(map(is_of_parameter, op.operands)):
                     continue
-                if isinstance(op.definition, AllGather) and gathers:
+                blocks = set(op.names("over")) <= {*strategy.blocking}
+                if isinstance(op.definition, AllGather) and (blocks or not gathers):
                     _copy_results(module, op)
-                elif isinstance(op.definition, ReduceScatter) and sums:
+                elif isinstance(op.definition, ReduceScatter) and (blocks or not sums):
                     _copy_operands(module, op)
 
 

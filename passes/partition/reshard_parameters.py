@@ -4,8 +4,6 @@ The parameters that one call gathers are a unit of FSDP (a block, or the root). 
 together when all forward and backward ops of their region have run.
 """
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase, Region, Value
 from stagec.ir.traits import Terminates
 from stagec.ir_spec.ops.layout import Reshard

@@ -1,7 +1,5 @@
 """The place at which the gathered parameters of a region are dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.api import Builder, Module, Operation, Region, Value

@@ -1,7 +1,5 @@
 """shard-units: gathers parameters outside of blocks in the units that the strategy states."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats

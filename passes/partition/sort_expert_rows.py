@@ -1,7 +1,5 @@
 """sort-expert-rows: adds the copies of exchanged rows into the order of experts, and back."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Builder,
     Module,

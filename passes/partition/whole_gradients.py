@@ -1,7 +1,5 @@
 """whole-gradients: makes the gradient of all rows of a split embedding table on each rank."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

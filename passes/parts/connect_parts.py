@@ -1,10 +1,8 @@
 """connect-parts: turns values that cross between parts of a model into messages between ranks."""
 
-from __future__ import annotations
-
 from dataclasses import field
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, error, evaluate, made_by
+from stagec.api import Builder, Module, Operation, Pass, Phase, evaluate, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.ops.pod_crossings import end_type, message_bytes
@@ -86,15 +84,14 @@ def _check(module: Module, op: Operation, crossing: PartCrossing, way: PartWay) 
         try:
             size = evaluate(dim.local, module.env)
         except NotAnIntegerError as problem:  # parts of a batch that take turns
-            raise error(f"{way} cannot cross: {problem}", op.loc, remedy=remedy) from None
+            raise op.error(f"{way} cannot cross: {problem}", remedy=remedy) from None
         if size % cuts:
             what = f"dimension {d} has {size} on a rank, and crosses in {cuts} parts"
-            raise error(f"{way} cannot cross: {what}", op.loc, remedy=remedy)
+            raise op.error(f"{way} cannot cross: {what}", remedy=remedy)
     try:
         evaluate(message_bytes(op), module.env)
     except NotAnIntegerError as problem:
-        raise error(
+        raise op.error(
             f"{way} is sent in {op.integer('pieces')} pieces of unequal size: {problem}",
-            op.loc,
             remedy=remedy,
         ) from None

@@ -1,8 +1,6 @@
 """The cut of layers into attention, which stays with the rest of the model, and feed-forward, which
 is a part of its own."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Loc, Module, Operation, Value, const, error, made_by, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import renumber
@@ -30,10 +28,9 @@ def cut_layers(module: Module, rule: PartRule, keep: str, rest: str) -> None:
     """
     body = module.main.body
     if not any(arg.tensor.role in CACHED for arg in body.args):
-        raise error(
+        raise rule.error(
             f"the part '{rule.name}' has the feed-forward of a step of training, expected one of "
             "serving",
-            rule.loc,
             remedy="add --serve decode, or leave stg.part[feed_forward] out",
         )
     _check_turns(module, rule)
@@ -92,9 +89,8 @@ def _check_owners(module: Module, rule: PartRule, places: dict[Operation, int]) 
             tail = {inner for each in op.body.ops[places[op] : -1] for inner in with_inner(each)}
             users |= {user in tail for user, _ in op.body.args[index].uses}
         if len(users) > 1:
-            raise error(
+            raise arg.error(
                 f"the parameter %{arg.name} is used by the part '{rule.name}' and by the rest",
-                arg.loc,
                 remedy=_REMEDY,
             )
 
@@ -123,10 +119,9 @@ class _Ends:
         out, *others = end.operands
         made = {v for op in self._tail for v in op.results}
         if lost := [v for v in others if v in made]:
-            raise error(
+            raise rule.error(
                 f"the layers of %{self._op.results[0].name} also return %{lost[0].name}, which the "
                 f"part '{rule.name}' computes",
-                rule.loc,
                 remedy=_REMEDY,
             )
         b = Builder.before(self._module.registry, self._tail[0], loc=self._loc)

@@ -1,8 +1,6 @@
 """cut-part: keeps one part of the model in a pod, and the ends of values that cross to other
 parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +13,6 @@ from stagec.api import (
     Phase,
     Region,
     Value,
-    error,
     made_by,
     note,
     read_strategy,
@@ -28,6 +25,7 @@ from stagec.ir_spec.ops.parts import Arrive, Depart, arrive, depart
 from stagec.ir_spec.strategy.part import MAIN, PartRule
 from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.passes.parts.cut_layers import cut_layers
+from stagec.support.diagnostics import Located
 from stagec.support.suggest import did_you_mean
 
 #: The schedule of pipeline stages that run ahead of another part.
@@ -77,9 +75,8 @@ class CutPart(Pass):
         strategy = read_strategy(module)
         rules, pipeline = strategy.all(PartRule), strategy.pipeline
         if pipeline is not None and any(rule.feed_forward for rule in rules):
-            raise error(  # a value crosses in each layer, between pods without stages
+            raise pipeline.error(  # a value crosses in each layer, between pods without stages
                 "a part with feed-forward cannot be used with pipeline stages",
-                pipeline.loc,
                 remedy="leave --pp out",
             )
         cut_part(module, rules, self.keep, self.rest)
@@ -98,17 +95,15 @@ def _check_stages(module: Module, pipeline: PipelineRule) -> None:
         return
     if gone and len(gone) < len(ends):
         (other, *_) = (op.text("to") for op in gone)
-        raise error(
+        raise pipeline.error(
             f"'{part}' and '{other}' need values of each other in forward, so their pipeline "
             "stages would wait for each other",
-            pipeline.loc,
             remedy="leave --pp out, or give both parts parameters of their own",
         )
     if gone and pipeline.schedule != AHEAD:
-        raise error(
+        raise pipeline.error(
             f"the part '{part}' has the schedule {pipeline.schedule}, expected {AHEAD}, which "
             "runs forward of all microbatches before backward",
-            pipeline.loc,
             remedy=f"add schedule={AHEAD} to its flags, or leave out pp",
         )
 
@@ -122,17 +117,15 @@ def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = M
     """
     known = [rest, *(rule.name for rule in rules)]
     if keep not in known or len(known) == 1:
-        raise error(
+        raise module.main.error(
             f"no part '{keep}'",
-            module.main.loc,
             remedy=did_you_mean(keep, known) or f"its parts are: {', '.join(known)}",
         )
     func = module.main
     if layers := next((rule for rule in rules if rule.feed_forward), None):
         if len(rules) > 1:
-            raise error(
+            raise layers.error(
                 f"the part '{layers.name}' with feed-forward cannot be used with other parts",
-                layers.loc,
                 remedy="leave the others out",
             )
         cut_layers(module, layers, keep, rest)
@@ -151,7 +144,7 @@ def cut_part(module: Module, rules: Sequence[PartRule], keep: str, rest: str = M
 
 
 @dataclass(frozen=True, slots=True)
-class _Crossing:
+class _Crossing(Located):
     """A value of one part that another part uses."""
 
     value: Value
@@ -171,7 +164,7 @@ class _Parts:
         """Add a part, given by the value that it computes. Raises `DiagnosticError`."""
         if rule.name == self.rest or any(rule.name == c.source for c in self.crossings):
             what = "is the rest of the model" if rule.name == self.rest else "stands twice"
-            raise error(f"the part '{rule.name}' {what}", rule.loc, remedy="choose another name")
+            raise rule.error(f"the part '{rule.name}' {what}", remedy="choose another name")
         value = _named(self.body, rule)
         self.crossings.append(_Crossing(value, rule.name, self.rest, rule.loc))
         self._share(rule)
@@ -232,17 +225,15 @@ class _Parts:
             ops = self.ops(part)
             for other in self.crossings:
                 if part not in (other.source, other.to) and other.value.producer in ops:
-                    raise error(
+                    raise other.error(
                         f"the part '{part}' takes %{other.value.name} of '{other.source}'",
-                        other.loc,
                         remedy="let one part compute both",
                     )
             for value in _parameters(self.args(part)):
                 if (other_part := users.setdefault(value, part)) != part:
-                    raise error(
+                    raise value.error(
                         f"the parameter %{value.name} is used by the parts '{other_part}' and "
                         f"'{part}'",
-                        value.loc,
                         remedy="use a parameter of its own in each part, or choose a value that "
                         "does not use it",
                     )
@@ -256,9 +247,7 @@ def _named(body: Region, rule: PartRule) -> Value:
     """The value that ends a part. Raises `DiagnosticError`."""
     if len(rule.of) != 1:
         number = "several values" if rule.of else "no value"
-        raise error(
-            f"the part '{rule.name}' has {number}, expected one", rule.loc, remedy="name one"
-        )
+        raise rule.error(f"the part '{rule.name}' has {number}, expected one", remedy="name one")
     name = rule.of[0]
     named = [v for v in body.values() if v.is_called(name)]
     own = [v for v in named if v.producer is not None and v.region is body and v.uses]
@@ -268,17 +257,16 @@ def _named(body: Region, rule: PartRule) -> Value:
         if any(arg.tensor.role in CACHED for arg in body.args):
             what = f"the step of serving does not compute a value '%{name}'"
             remedy = did_you_mean(name, known) or "an encoder runs in the first step of prefill"
-            raise error(what, rule.loc, remedy=remedy)
-        raise error(f"the model has no value '%{name}'", rule.loc, remedy=remedy)
+            raise rule.error(what, remedy=remedy)
+        raise rule.error(f"the model has no value '%{name}'", remedy=remedy)
     if len(own) != 1 or own[0].tensor.dtype not in FLOATS:
         what = "is an argument, made inside of layers, or used by nothing"
         if own:
             what = f"is of {own[0].tensor.dtype}"
         if len(own) > 1:
             what = f"may be {', '.join(f'%{v.name}' for v in own)}"
-        raise error(
+        raise rule.error(
             f"%{name}, which ends the part '{rule.name}', {what}",
-            rule.loc,
             remedy="name one value that the function itself computes, outside of repeats",
             notes=[note(f"%{v.name} is here", v.loc) for v in (own or named)[:3]],
         )

@@ -1,7 +1,5 @@
 """run-ahead: lets a part for which others wait run forward of all microbatches first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from stagec.api import (

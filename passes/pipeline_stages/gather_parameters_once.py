@@ -1,7 +1,5 @@
 """gather-parameters-once: gathers the parameters of a stage once, before the microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy

@@ -1,7 +1,5 @@
 """keep-stage-values: extends the lifetimes of values that pipeline stages receive and return."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -10,8 +10,6 @@ ops propagate this dimension to gradients, updated parameters and optimizer stat
 A dimension of equal size that is not derived from a repeat does not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ adds its part.
               %d_enc  <--------  <------  (from here)  backward: added up
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 

@@ -1,8 +1,6 @@
 """retain-graphs: computes gradients of weights from a graph that the first part of backward
 keeps."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial

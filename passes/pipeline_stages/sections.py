@@ -5,15 +5,13 @@ on. Straight sections have even positions, repeats odd ones; backward runs over 
 in reverse. Pipeline stages are cut along positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
-from stagec.api import DiagnosticError, Operation, Region, Value, error
+from stagec.api import DiagnosticError, Operation, Region, Value
 from stagec.ir.layers import stack_of
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Recasts, Terminates
@@ -92,9 +90,8 @@ def dissect(body: Region) -> Sections:
     sections = Sections(body)
     forward = [op for op in body.ops if _part(op) is ActionKind.FORWARD and runs_layers(op)]
     if not forward:
-        raise error(
+        raise body.owner.error(
             "the model has no repeated layers to cut into pipeline stages",
-            body.owner.loc,
             remedy="write the layers as an stg.repeat, or leave the pipeline out: --pp 1",
         )
     sections.repeats = {part: [None] * len(forward) for part in ActionKind}
@@ -157,9 +154,8 @@ def _slot_of_repeat(op: Operation, forward: list[Operation], sections: Sections)
     part = ActionKind.BACKWARD if carried(op) else ActionKind.WEIGHTS
     index = next(_matches(op, forward, sections), None)
     if index is None:
-        raise error(
+        raise op.error(
             "a backward repeat uses no value of a forward repeat, so no stage can own it",
-            op.loc,
             remedy="leave the pipeline out: --pp 1",
         )
     sections.repeats[part][index] = op
@@ -239,10 +235,9 @@ def is_linear(op: Operation) -> bool:
 
 def too_far(op: Operation, value: Value) -> DiagnosticError:
     """The error for a value that pipeline stages cannot pass on."""
-    return error(
+    return op.error(
         f"%{value.name} is used after the layers that form pipeline stages, but no message brings "
         "it there in time",
-        op.loc,
         remedy="carry it through the repeat, so that stages pass it on, or leave the pipeline "
         "out: --pp 1",
     )

@@ -5,8 +5,6 @@ with sends and receives where the model is cut. Operations after the accumulatio
 parameters of the stage.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from stagec.api import (

@@ -4,8 +4,6 @@ The gradients of activations, for which the previous stage waits, come first; th
 can come later.
 """
 
-from __future__ import annotations
-
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
 from stagec.ir.core import renumber
 from stagec.ir.layers import kind_of

@@ -10,12 +10,10 @@ parts (scatter-gather of Megatron-LM):
     %x = stg.all_gather[dim = 1, over = tp](%q) : bf16[B, S, D]
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 
-from stagec.api import AxisUse, Builder, Module, TensorType, Value, axis_size, error, evaluate
+from stagec.api import AxisUse, Builder, Module, TensorType, Value, axis_size, evaluate
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import numerator_and_denominator
 from stagec.ir.facts import divisible
@@ -77,10 +75,9 @@ class StageMessages:
                 self._assumptions.divides(dim.local, ranks, self._rule.loc)
                 return d
         count = f" = {evaluate(ranks, env)}" if ranks.symbols <= env.keys() else ""
-        raise error(
+        raise self._rule.error(
             f"no dimension of {type_} divides over {', '.join(over)}{count}, expected one that "
             "ranks can send in parts",
-            self._rule.loc,
             remedy="send whole values: leave out 'scatter' (--scatter-gather)",
         )
 

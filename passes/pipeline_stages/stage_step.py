@@ -14,14 +14,12 @@ use, a stage keeps these operations of the step:
     %W_new = stg.adamw(%W, %g_W, %clip)    held, as %W is
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from stagec.api import Builder, Module, Operation, Region, TensorType, Value, error, made_by
+from stagec.api import Builder, Module, Operation, Region, TensorType, Value, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import Repeats
@@ -137,10 +135,9 @@ class StageStep:
             return MIRRORED
         if len(ranks) == stages:
             return ""
-        raise error(
+        raise self._old.error(
             f"a parameter is used on pipeline stages {', '.join(map(str, sorted(ranks)))}, "
             "expected two mirrored stages such as first and last, or all stages",
-            self._old.loc,
             remedy="cut the model so that its uses are on the first and the last stage",
         )
 
@@ -185,9 +182,8 @@ class StageStep:
         """Complete the values that a repeat over single layers captures. Raises `DiagnosticError`
         for an operation that carries values from layer to layer."""
         if not op.has(Repeats) or carried(op):
-            raise error(
+            raise op.error(
                 f"'{op.name}' after the microbatches cannot be divided among pipeline stages",
-                op.loc,
                 remedy="leave the pipeline out: --pp 1",
             )
         for value in dict.fromkeys(op.reads()):
@@ -275,10 +271,9 @@ class StageStep:
                 self._complete(value, op)
                 spread = self._spread[value]
             if spread.state is SpreadState.EVERYWHERE:
-                raise error(
+                raise op.error(
                     f"%{value.name} is the same on all pipeline stages, but %{op.result.name} adds "
                     "it to values of single stages",
-                    op.loc,
                     remedy="leave the pipeline out: --pp 1",
                 )
             lifted = spread.state is SpreadState.SUM

@@ -4,8 +4,6 @@ Each chunk has its own values; parameters that repeats slice are cut with the la
 yields a value on demand, if another action uses it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache

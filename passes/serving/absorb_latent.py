@@ -1,8 +1,6 @@
 """absorb-latent: attention reads the cached latent directly instead of keys and values made of
 it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -8,8 +8,6 @@ S new rows after the cached ones, returns the result from the repeat as a stack 
 function. `%keys` are the rows that queries may see, the new ones last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count

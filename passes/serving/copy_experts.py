@@ -1,7 +1,5 @@
 """copy-experts: adds redundant experts, copies of some of those among which the router chooses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import field, replace
 
@@ -80,9 +78,8 @@ def copy_experts(module: Module, count: int) -> None:
         )
     routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
     if not routers and "part" not in module.main.attrs:  # another part may have the experts
-        raise error(
+        raise module.main.error(
             "the model has no op that chooses among experts",
-            module.main.loc,
             remedy="leave stg.redundant_experts out, or choose a mixture of experts",
         )
     for op in routers:
@@ -100,9 +97,8 @@ def copy_experts(module: Module, count: int) -> None:
 def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
     if experts.symbols <= module.env.keys() and 2 * count > evaluate(experts, module.env):
         stored = evaluate(experts, module.env)
-        raise error(
+        raise op.error(
             f"{count} copies are more than the {stored - count} experts of the model",
-            op.loc,
             remedy=f"give at most {stored - count} copies",
         )
 

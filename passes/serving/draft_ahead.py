@@ -1,8 +1,6 @@
 """draft-ahead: a step that verifies drafts also makes those of the next step, with the multi-token
 prediction module of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from stagec.api import Builder, Expr, Module, Operation, Pass, Phase, Value, error, made_by, symbol
@@ -93,10 +91,9 @@ class _Ahead:
         heads = returned[: len(returned) - kept]
         self._kept = returned[len(heads) :]
         if len(heads) != 2:
-            raise error(
+            raise module.main.error(
                 f"the step has {len(heads)} heads, expected two: one for the next token, and one "
                 "for the token after it",
-                module.main.loc,
                 remedy="serve a model with one module of multi-token prediction",
             )
         self._logits, ahead = heads
@@ -140,9 +137,8 @@ class _Ahead:
         return behind
 
     def _unlike(self, what: str) -> Exception:
-        return error(
+        return self._module.main.error(
             f"the module for multi-token prediction {what}",
-            self._module.main.loc,
             remedy="write it as 'stagec models deepseek-v3-mtp' prints it",
         )
 

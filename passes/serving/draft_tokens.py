@@ -1,8 +1,6 @@
 """draft-tokens: a decode step becomes several, each of which takes the token that the previous one
 chose."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -122,16 +120,14 @@ def _check(module: Module, tokens: Value, count: int) -> None:
         )
     size = tokens.tensor.shape[1]
     if size.symbol_name is None or module.env.get(size.symbol_name) != 1:
-        raise error(
+        raise tokens.error(
             "a draft model decodes one token at a time, expected a symbol with the value 1, found "
             f"{size}",
-            tokens.loc,
             remedy="declare S = 1",
         )
     if PAST not in module.symbols:
-        raise error(
+        raise module.main.error(
             "a draft model continues cached tokens, but the step has no caches",
-            module.main.loc,
             remedy="give --context 4096",
         )
 

@@ -1,8 +1,6 @@
 """gather-logits: gathers logits that are split over the vocabulary before a token is chosen, or
 before a loss that needs all of them."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
 from stagec.ir.traits import PicksOne, Recasts, TakesLogits
 from stagec.ir_spec.strategy.loss import LossRule

@@ -117,10 +117,9 @@ def _rows(decode: Module, cache: Value) -> dict[str, RawAttr]:
     _, _, depth = used(cache)
     cached = rows.cached(symbol(PAST))
     if lacking := sorted(cached.symbols - decode.env.keys()):
-        raise error(
+        raise cache.error(
             f"no value for {', '.join(lacking)}, which the rows of %{cache.name} to be sent "
             "depend on",
-            cache.loc,
             remedy=decode.how_to_set(lacking),
         )
     return {"dim": rows.dim - depth, "rows": const(evaluate(cached, decode.env))}
@@ -151,9 +150,8 @@ def _made(op: Operation, index: int) -> Value:
     for result in op.results:
         if op.definition.reuses(op, result.index) == index:
             return result
-    raise error(
+    raise op.error(
         f"'{op.name}' does not update the cache %{op.operands[index].name}",
-        op.loc,
         remedy="transfer the caches that 'to-serving' adds",
     )
 
@@ -215,10 +213,9 @@ class _End:
         try:
             evaluate(message_bytes(op), self._module.env)
         except NotAnIntegerError as problem:
-            raise error(
+            raise op.error(
                 f"%{self.value.name} is sent in {op.integer('pieces')} pieces of unequal size: "
                 f"{problem}",
-                op.loc,
                 remedy="choose a number of tokens that is a multiple of the degrees of both pods",
             ) from None
 
@@ -231,9 +228,8 @@ class _End:
             turns = crossing.source.parts if split in dim.size.symbols else 1
             size = evaluate(dim.local, self._module.env)
             if op.attrs.get("dim") != const(d) and size % (cuts * turns):
-                raise error(
+                raise op.error(
                     f"dimension {d} of %{self.value.name} has {size} elements per rank, which do "
                     f"not divide into {cuts * turns} messages",
-                    op.loc,
                     remedy="choose a batch and degrees that divide each other",
                 )

@@ -11,11 +11,9 @@ to the cache, and recomputes the rows of keys and values from all cached rows:
     %kn_rows = stg.einsum["bsc,chk->bshk"](%c_rows, %wk_b)             // [B, past + S, H, K]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from stagec.api import Operation, Value, error
+from stagec.api import Operation, Value
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
 from stagec.ir.serving_step import ServingStep
@@ -41,10 +39,9 @@ def rows_of_latent(step: ServingStep, values: Sequence[Value]) -> list[Value] | 
     if not sources:
         return None
     if others:
-        raise error(
+        raise others[0].error(
             f"%{values[0].name} depends on %{sources[0].name}, which is cached, and on "
             f"%{others[0].name}, which is not",
-            others[0].loc,
             remedy="mark all of them 'cached', or none",
         )
     region = values[0].region
@@ -77,9 +74,8 @@ def _cached(step: ServingStep, sources: Sequence[Value]) -> Sequence[Value]:
     head. Raises `DiagnosticError` for values of another rank."""
     for value in sources:
         if value.tensor.rank != 3:
-            raise error(
+            raise value.error(
                 f"%{value.name} is to be cached, but is {value.type}",
-                value.loc,
                 remedy="mark only values [batch, positions, width] 'cached'",
             )
     b, packed = step.b, sources[0]

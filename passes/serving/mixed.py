@@ -31,7 +31,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     factor_sizes,
     letters,
     symbol,
@@ -87,10 +86,9 @@ class Mixed:
             last = i + 1 == len(given.classes)
             sizes = {f"count{i}": each.count, f"new{i}": each.new, f"past{i}": each.cached}
             if taken := [name for name in sizes if name in module.symbols]:
-                raise error(
+                raise module.root.error(
                     f"the model declares the symbol '{taken[0]}', which a mixed step uses for one "
                     "of its sizes",
-                    module.root.loc,
                     remedy="rename the symbol in the model",
                 )
             used = {n: v for n, v in sizes.items() if v and not (last and n.startswith("count"))}
@@ -204,10 +202,9 @@ class Mixed:
         shape = value.tensor.shape
         encoded = bool(shape) and symbol(BATCH).symbols <= shape[0].symbols
         if any(map(self._in_tokens, shape[1:])) or (encoded and not self._encodes):
-            raise error(
+            raise op.error(
                 f"'{op.name}' takes %{value.name}: {value.type}, which cannot be divided among "
                 f"the classes of a mixed step: expected [B, {self.step.new}, ...]",
-                op.loc,
                 remedy="let one class begin its sequences, or serve the model in steps of one "
                 "class: --serve prefill or --serve decode",
             )

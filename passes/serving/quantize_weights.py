@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import field, replace
 from math import gcd
 
@@ -16,7 +16,6 @@ from stagec.api import (
     Relation,
     Value,
     const,
-    error,
     evaluate,
     made_by,
     product,
@@ -25,14 +24,21 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import is_chosen_by, replace_op, slice_into, uses_inside
 from stagec.ir.rule import Group, Shape, parse_rule, shape_text
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Chooses, Recasts
 from stagec.ir.types import CACHED, DTYPE_BYTES
 from stagec.ir_spec.ops.attention_base import AttentionWork
-from stagec.ir_spec.ops.contraction import Add, Einsum
-from stagec.ir_spec.ops.quantized import ACTIVATIONS, FEED_FORWARD, FORMATS, ROUTED, WeightFormat
+from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.quantized import (
+    ACTIVATIONS,
+    FEED_FORWARD,
+    FORMATS,
+    OUTPUTS,
+    ROUTED,
+    WeightFormat,
+)
 from stagec.ir_spec.ops.scan_base import ScanOp
 from stagec.ir_spec.strategy.axes import HEADS
-from stagec.ir_spec.strategy.weights import AUTO, WeightsRule
+from stagec.ir_spec.strategy.weights import AUTO, WIDE, WeightsRule
 
 PASS = "quantize-weights"
 #: Blocks have at least the size of the format divided by this number.
@@ -90,11 +96,16 @@ class QuantizeWeights(Pass):
     block: int = field(default=0, metadata={"help": "elements of a block along a dimension"})
 
     def applies(self, module: Module) -> bool:
-        return (self.format or read_strategy(module).one(WeightsRule).format) in FORMATS
+        rule = read_strategy(module).one(WeightsRule)
+        return (self.format or rule.format) in FORMATS or rule.routers == WIDE
 
     def run(self, module: Module) -> None:
         rule = read_strategy(module).one(WeightsRule)
+        if rule.routers == WIDE:
+            widen_routers(module)
         name = self.format or rule.format
+        if name not in FORMATS:
+            return
         format_ = FORMATS[name]
         if rule.activations != AUTO:
             format_ = replace(format_, compute=ACTIVATIONS[rule.activations])
@@ -135,6 +146,32 @@ def quantize_weights(
         _Weight(module, format_, param).store()
 
 
+def widen_routers(module: Module) -> None:
+    """Store the weights of routers in 32 bits, and cast what they multiply, in place."""
+    for param in module.parameters():
+        uses = [use for use in uses_inside(param) if isinstance(use[0].definition, Einsum)]
+        if len(uses) != 1 or not is_chosen_by(uses[0][0].result):
+            continue
+        ((op, index, _),) = uses
+        build = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
+        weight = _retyped(param, op, WIDE)
+        x = cast_to(build, op.operands[1 - index], WIDE)
+        operands = (weight, x) if index == 0 else (x, weight)
+        logits = build.value(op.name, operands, dict(op.attrs), hint=op.result.name)
+        choose = all(user.has(Chooses) for user, _ in op.result.uses)
+        replace_op(op, [logits if choose else cast_to(build, logits, op.result.tensor.dtype)])
+
+
+def _retyped(weight: Value, op: Operation, dtype: str) -> Value:
+    """The slice of a parameter that an op uses, after all of its slices have an element type."""
+    while True:
+        weight.type = replace(weight.tensor, dtype=dtype)
+        (user, index), *_ = weight.uses
+        if user is op:
+            return weight
+        weight = user.body.args[index]
+
+
 def _is_weight(param: Value) -> bool:
     """Whether a single product in a repeat uses a parameter, and it is not that of a router."""
     uses = uses_inside(param)
@@ -148,8 +185,8 @@ def _of_parts(module: Module, weights: Sequence[Value], parts: str, auto: bool) 
     routed = {param for param, op in products.items() if any(map(_is_routed, op.operands))}
     if parts == ROUTED and (routed or not auto):
         return [param for param in weights if param in routed]
-    if parts == FEED_FORWARD and (routed or not auto):
-        attention = _attention(module)
+    if parts in (FEED_FORWARD, OUTPUTS) and (routed or not auto):
+        attention = _attention(module, outputs=parts == FEED_FORWARD)
         return [param for param in weights if products[param] not in attention]
     return list(weights)
 
@@ -159,9 +196,9 @@ def _is_routed(value: Value) -> bool:
     return any(dim.routed or dim.load for dim in value.tensor.dims)
 
 
-def _attention(module: Module) -> set[Operation]:
+def _attention(module: Module, *, outputs: bool) -> set[Operation]:
     """Attention and scans with the ops on which they depend and those that use their results, up to
-    the residual sums."""
+    the residual sums; the last products among these only with `outputs`."""
     mixers = (AttentionWork, ScanOp)
     waiting = [op for op in module.main.body.walk() if isinstance(op.definition, mixers)]
     behind: set[Operation] = set()
@@ -176,7 +213,15 @@ def _attention(module: Module) -> set[Operation]:
             attention.add(op)
             makers = (v.producer for v in op.operands)
             waiting += [each for each in makers if each is not None and not _is_sum(each)]
-    return attention
+    return attention if outputs else {op for op in attention if not _is_last(op, behind)}
+
+
+def _is_last(op: Operation, behind: Set[Operation]) -> bool:
+    """Whether no product of the ops `behind` attention depends on this one of them."""
+    users = {user for result in op.results for user, _ in result.uses} & behind
+    return op in behind and all(
+        not isinstance(user.definition, Einsum) and _is_last(user, behind) for user in users
+    )
 
 
 def _is_sum(op: Operation) -> bool:
@@ -304,10 +349,9 @@ class _Blocks:
             number = evaluate(size, env)
             whole = gcd(number, block)
             if number > block and whole * _SMALLEST < block:
-                raise error(
+                raise self._op.error(
                     f"dimension {size} = {number} of a weight is not a multiple of the block size "
                     f"{block}",
-                    self._op.loc,
                     remedy="choose another block size or format",
                 )
             block = whole if number > block else number

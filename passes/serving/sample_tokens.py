@@ -1,7 +1,5 @@
 """sample-tokens: makes a step of serving return the chosen tokens instead of logits."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Pass, Phase, made_by
 from stagec.ir.drafts import most_likely, state
 from stagec.ir.traits import PicksOne

@@ -1,7 +1,5 @@
 """share-ranks: runs a draft model on the ranks of the model for which it drafts, before it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import field
 
@@ -15,7 +13,6 @@ from stagec.api import (
     SymbolRef,
     Value,
     const,
-    error,
     made_by,
     read_strategy,
     symbol,
@@ -126,10 +123,9 @@ def _hand_on(way: PartWay, made: Value, taken: Value) -> None:
     """Use a value of the draft model where it would arrive. Raises `DiagnosticError` if the
     placements differ."""
     if made.tensor.axes != taken.tensor.axes or made.tensor.shape != taken.tensor.shape:
-        raise error(
+        raise taken.error(
             f"{way} is {made.type} in the draft model and {taken.type} here, so a rank lacks the "
             "drafts of its sequences",
-            taken.loc,
             remedy="split the sequences of both models in the same way, or " + _OWN,
         )
     taken.replace_with(made)
@@ -151,10 +147,8 @@ def _check_ranks(module: Module, draft: Module) -> None:
         text, remedy = "has other kernels or blocking collectives", "give both the same flags"
     else:
         return
-    raise error(
-        f"a draft model on the ranks of its model {text}",
-        draft.root.loc,
-        remedy=f"{remedy}, or {_OWN}",
+    raise draft.root.error(
+        f"a draft model on the ranks of its model {text}", remedy=f"{remedy}, or {_OWN}"
     )
 
 

@@ -1,7 +1,5 @@
 """to-serving: turns the forward of training into a step of prefill or decode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -168,9 +166,8 @@ def _declare(module: Module, name: str, value: int) -> Expr:
     """Declare a symbol if it is not declared, with `value` if that is above 0."""
     declared = module.ops("stg.symbols")
     if not declared:
-        raise error(
+        raise module.root.error(
             f"@{module.name} declares no symbols, expected S among them",
-            module.root.loc,
             remedy="name the tokens of a sequence: stg.symbols[B, S]",
         )
     if value > 0 or name not in module.symbols:
@@ -190,17 +187,15 @@ def _return_logits(module: Module, body: Region) -> Expr:
     judged = [v for op in losses if (v := op.definition.logits(op)) is not None]
     chosen = [v for v in judged if v.region is body and not _made_of(v, labels)]
     if not chosen:
-        raise error(
+        raise module.main.error(
             f"@{module.main.symbol} does not choose a next token: no loss reads logits",
-            module.main.loc,
             remedy="serve a language model whose loss is stg.cross_entropy",
         )
     body.terminator.set_operands(chosen)
     size = chosen[0].tensor.shape[1]
     if size.symbol_name is None:
-        raise error(
+        raise chosen[0].error(
             f"expected a symbol for the tokens of a sequence in %{chosen[0].name}, found {size}",
-            chosen[0].loc,
             remedy="declare a symbol for the tokens of a sequence, such as S",
         )
     return size

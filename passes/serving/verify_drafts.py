@@ -1,11 +1,9 @@
 """verify-drafts: a decode step receives the tokens of a draft model, and sends back its own
 choice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from stagec.api import Builder, Module, Pass, Phase, Value, const, error, made_by
+from stagec.api import Builder, Module, Pass, Phase, Value, const, made_by
 from stagec.ir.builder import RawAttr
 from stagec.ir.drafts import CHOSEN, DRAFT, DRAFTS, logits_chosen, most_likely, tokens_taken
 from stagec.ir.expr import ONE
@@ -53,9 +51,8 @@ def verify_drafts(module: Module) -> None:
     body, tokens, logits = module.main.body, tokens_taken(module), logits_chosen(module)
     size = tokens.tensor.shape[1]
     if size == ONE or module.env.get(size.symbol_name or "") == 1:
-        raise error(
+        raise tokens.error(
             "the step has one token per sequence, so it cannot verify drafts",
-            tokens.loc,
             remedy="give --speculative 4",
         )
     about: dict[str, RawAttr] = {"vocabulary": logits.tensor.shape[2]}

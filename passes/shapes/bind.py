@@ -1,7 +1,5 @@
 """bind: replaces symbols and mesh axes by numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Self
 

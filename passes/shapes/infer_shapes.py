@@ -1,7 +1,5 @@
 """infer-shapes: gives every value a type."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase
 from stagec.ir.infer import infer_module
 

@@ -15,8 +15,6 @@ function, under the path of the call. Options are resolved while a function is c
 (`stagec.passes.shapes.options`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
@@ -175,9 +173,8 @@ class _Inliner:
         """Make a parameter an argument of the function, sliced by each repeat around it."""
         type_ = op.result.type
         if not isinstance(type_, TensorType):
-            raise error(
+            raise op.error(
                 f"%{op.result.name} has no type",
-                op.loc,
                 remedy=f"write '%{op.result.name} = stg.param : bf16[...]'",
             )
         counts = tuple(Dim(repeat.expr("count")) for repeat in at.repeats)
@@ -243,15 +240,13 @@ class _Inliner:
         """The function of a call. Raises `DiagnosticError` if the call does not match it."""
         block = self._blocks.get(name)
         if block is None:
-            raise error(
+            raise call.error(
                 f"no private function @{name}",
-                call.loc,
                 remedy=did_you_mean(name, self._blocks, "@") or "define it, or import its text",
             )
         if name in at.calls:
-            raise error(
+            raise call.error(
                 f"@{name} calls itself: {' -> '.join((*at.calls, name))}",
-                call.loc,
                 remedy="repeat layers with stg.repeat",
             )
         if len(at.calls) >= MAX_DEPTH:
@@ -265,9 +260,8 @@ class _Inliner:
         ):
             if given not in expected:
                 counts = " to ".join(map(str, sorted({expected[0], expected[-1]})))
-                raise error(
+                raise call.error(
                     f"@{name} has {counts} {what}, the call {given}",
-                    call.loc,
                     remedy=f"give it {counts}",
                     notes=[note("it is defined here", block.func.loc)],
                 )
@@ -285,9 +279,8 @@ class _Inliner:
                 chosen[name] = choice(option, given, sizes)
             except ValueError as e:
                 text = name if given is True else f"{name} = {attr_text(given or False)}"
-                raise error(
+                raise call.error(
                     f"@{call.symbol} is called with {text}, but the option is {e}",
-                    call.loc,
                     remedy=f"give it one of these, or leave {name} out",
                     notes=[note("it is declared here", option.loc)],
                 ) from None
@@ -308,18 +301,16 @@ class _Inliner:
         for symbol, value in given.items():
             if symbol not in known:
                 options = declared_options(block.func)
-                raise error(
+                raise call.error(
                     f"@{name} has no size {symbol}" + (", and no such option" if options else ""),
-                    call.loc,
                     remedy=did_you_mean(symbol, {*known, *options})
                     or f"its sizes are: {', '.join(sorted(known)) or 'none'}"
                     + (f"; its options are: {', '.join(options)}" if options else ""),
                     notes=[note("it is defined here", block.func.loc)],
                 )
             if not isinstance(value, Expr):
-                raise error(
+                raise call.error(
                     f"size {symbol} of @{name} gets {attr_text(value)}, which is not a size",
-                    call.loc,
                     remedy=f"write '{symbol} = F', '{symbol} = 4*D' or a number",
                 )
             sizes[symbol] = value
@@ -354,9 +345,8 @@ class _Inliner:
         missing = sorted(self._symbols(_within(made)) - self._declared)
         if missing:
             symbols = ", ".join(missing)
-            raise error(
+            raise call.error(
                 f"@{name} needs {symbols}, which the module does not declare",
-                call.loc,
                 remedy=f"declare it: stg.symbols[{symbols}], or give it a value in the call: "
                 f"stg.call @{name}[{missing[0]} = ...]",
             )
@@ -371,10 +361,8 @@ class _Inliner:
         ]
         for relation in new:
             if not relation.symbols and not relation.holds({}):
-                raise error(
-                    f"@{call.symbol} expects {relation}",
-                    call.loc,
-                    remedy="give other sizes in the call",
+                raise call.error(
+                    f"@{call.symbol} expects {relation}", remedy="give other sizes in the call"
                 )
         kept = tuple(dict.fromkeys(r for r in new if r.symbols))
         if kept:

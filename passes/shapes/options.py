@@ -10,12 +10,10 @@ stg.statics @rope[base = theta]                   (rope = (base = 100))
 %r = stg.rope[statics = rope](%y)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stagec.api import Attr, Expr, Loc, Operation, Value, error, note
+from stagec.api import Attr, Expr, Loc, Operation, Value, note
 from stagec.ir.clone import Copier, sized
 from stagec.ir.options import Choice, handed_on, holds
 from stagec.ir.param import STATICS, convert_param
@@ -52,9 +50,8 @@ class ChosenCopier(Copier):
         """The copy of a value. Raises `DiagnosticError` if it is left out."""
         copied = self.values.get(value, value)
         if copied is self.nothing:
-            raise error(
+            raise user.error(
                 f"'{user.name}' needs %{value.name}, which the options of the call leave out",
-                user.loc,
                 remedy="choose other options, or give its stg.when another value",
                 notes=[note("the call is here", self.call)],
             )
@@ -97,9 +94,8 @@ class ChosenCopier(Copier):
             new.attrs |= self._statics(new, new.text(STATICS))
             del new.attrs[STATICS]
         for misfit in misfits(new):
-            raise error(
+            raise op.error(
                 misfit.message,
-                op.loc,
                 remedy=misfit.remedy,
                 notes=[note("the call whose options it has is here", self.call)],
             )

@@ -1,7 +1,5 @@
 """add-dropout: inserts the dropouts that the configuration of the model states."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.api import (

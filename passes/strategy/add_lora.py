@@ -1,8 +1,6 @@
 """add-lora: adds low-rank adapters beside products with parameters, and freezes all other
 parameters."""
 
-from __future__ import annotations
-
 from dataclasses import field, replace
 
 from stagec.api import (

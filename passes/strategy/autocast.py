@@ -1,7 +1,5 @@
 """autocast: casts the operands of ops of an fp32 model by the kind of the op."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,10 +1,8 @@
 """choose-recompute: writes on each repeat which values its backward recomputes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from stagec.api import Module, Operation, Pass, Phase, error, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.strategy.recompute import RECOMPUTE, RecomputeRule
@@ -84,9 +82,8 @@ def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:
     known = sorted({op.name.partition(".")[2] for op in inside})
     for name in (*what.ops, *what.keep):
         if name not in known:
-            raise error(
+            raise what.error(
                 f"no block of the model has an op '{name}' to recompute or keep",
-                what.loc,
                 remedy=did_you_mean(name, (*RECOMPUTE, *known))
                 or f"choose {', '.join(RECOMPUTE)}, or ops among {', '.join(known)}",
             )

@@ -1,20 +1,8 @@
 """exchange-dimensions: moves a split to other dimensions around an op (Ulysses)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Strategy,
-    error,
-    made_by,
-    read_strategy,
-)
+from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.special_factors import special_ops
@@ -82,9 +70,8 @@ def exchange_dimensions(module: Module, strategy: Strategy) -> None:
         special = [op for name in names for op, _ in special_ops(module.main.body, name, names)]
         ops = [op for op in dict.fromkeys(special) if _has(op, into)]
         if not ops:
-            raise error(
+            raise strategy.error(
                 f"no op needs {' or '.join(names)} unsplit, so there is nothing to exchange",
-                strategy.loc,
                 remedy="use --cp-mode all-gather: 'exchange' works around fused attention only",
             )
         for op in ops:

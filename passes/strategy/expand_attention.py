@@ -1,7 +1,5 @@
 """expand-attention: replaces fused attention by its products and the softmax between them."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from stagec.api import (
@@ -11,9 +9,9 @@ from stagec.api import (
     Operation,
     Pass,
     Phase,
+    Relation,
     Strategy,
     Value,
-    evaluate,
     made_by,
     read_strategy,
 )
@@ -25,7 +23,7 @@ from stagec.ir_spec.ops.contraction import cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.dropout import ATTENTION, CONFIGURED, DropoutRule
 from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, SDPA, UNFUSED, KernelsRule
-from stagec.passes.strategy.local_sizes import on_rank
+from stagec.passes.strategy.local_sizes import is_on_rank
 
 #: Attributes of attention that the unfused ops can express.
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type", "phase"}
@@ -192,14 +190,15 @@ def _hides(module: Module, op: Operation) -> bool:
         return "prefix" in op.attrs
     keys = op.operands[1].tensor.dims[-3].size
     known = (span.symbols | keys.symbols) <= module.env.keys()
-    return not known or evaluate(span, module.env) <= evaluate(keys, module.env)
+    return not known or Relation(span, "<=", keys).holds(module.env)
 
 
 def _add_mask(module: Module, strategy: Strategy, op: Operation) -> None:
     """Give an attention a mask, and keys and values for each head, in place."""
     loc = made_by(ExpandAttention.name, op.loc)
-    by_head, local = op.definition.eager_forms()["attention"], partial(on_rank, module, strategy)
-    if made := by_head(Builder.before(module.registry, op, loc=loc), op, local):
+    by_head = op.definition.eager_forms()["attention"]
+    is_one = partial(is_on_rank, module, strategy)
+    if made := by_head(Builder.before(module.registry, op, loc=loc), op, is_one):
         replace_op(op, made)
         op = made[0].producer or op
     b, (q, k, *_) = Builder.before(module.registry, op, loc=loc), op.operands
@@ -242,7 +241,8 @@ def _is_view(module: Module, strategy: Strategy, op: Operation) -> bool:
     batch, *_ = (d.size for d in op.operands[0].tensor.dims)
     parts = strategy.microbatches if strategy.batch in batch.symbols else 1
     heads = op.operands[1].tensor.dims[-2].size
-    return (on_rank(module, strategy, heads), on_rank(module, strategy, batch)) == (1, parts)
+    one = is_on_rank(module, strategy, heads)
+    return one and is_on_rank(module, strategy, batch, parts)
 
 
 def _shares_keys(op: Operation) -> bool:

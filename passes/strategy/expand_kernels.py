@@ -1,28 +1,16 @@
 """expand-kernels: replaces ops that have no fused kernel by the operations that run instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Strategy,
-    error,
-    made_by,
-    read_strategy,
-)
+from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.gated import IN_PLACE
 from stagec.ir_spec.ops.layout import PartOf, Unbind
 from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.ir_spec.strategy.selective import SelectiveRule
 from stagec.models import is_shipped
-from stagec.passes.strategy.local_sizes import on_rank
+from stagec.passes.strategy.local_sizes import is_on_rank
 from stagec.passes.strategy.unpack import unpack_product
 from stagec.support.suggest import did_you_mean
 
@@ -78,9 +66,8 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
     for name in rule.eager:
         if name not in known:
             names = ", ".join(sorted(known))
-            raise error(
+            raise rule.error(
                 f"'{name}' cannot run operation by operation, expected {names}",
-                rule.loc,
                 remedy=did_you_mean(name, known)
                 or "leave it out: all other ops are single kernels",
             )
@@ -90,7 +77,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
         for name in _named(rule, op, counts=counts):
             expanded = True
             b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
-            made = forms[name](b, op, partial(on_rank, module, strategy))
+            made = forms[name](b, op, partial(is_on_rank, module, strategy))
             operands = list(op.operands)
             if made is None:
                 continue

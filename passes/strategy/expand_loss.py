@@ -1,7 +1,5 @@
 """expand-loss: replaces a cross entropy by the ops that software runs for it."""
 
-from __future__ import annotations
-
 from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
 from stagec.ir.opdef import LossForm
 from stagec.ir.rewrite import erase_unused, replace_op

@@ -1,10 +1,8 @@
 """freeze-parameters: freezes the parameters that a strategy names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from stagec.api import Module, Pass, Phase, error, read_strategy
+from stagec.api import Module, Pass, Phase, read_strategy
 from stagec.ir_spec.strategy.freeze import FreezeRule, matches
 from stagec.support.suggest import did_you_mean
 
@@ -46,17 +44,15 @@ def freeze_parameters(module: Module, rule: FreezeRule) -> None:
     for pattern, _ in rule.patterns:
         if not any(matches(p.name, pattern) for p in params):
             known = {part for p in params for part in p.name.split("/")}
-            raise error(
+            raise rule.error(
                 f"the model has no parameter or scope '{pattern}'",
-                rule.loc,
                 remedy=did_you_mean(pattern, known) or f"choose some of {', '.join(sorted(known))}",
             )
     for param in params:
         if (frozen := rule.freezes(param.name)) is not None:
             param.type = replace(param.tensor, role="frozen" if frozen else "param")
     if not module.trainable():
-        raise error(
+        raise rule.error(
             "all parameters are frozen",
-            rule.loc,
             remedy="leave some, as in '*, !head', or compile without backward: --pipeline forward",
         )

@@ -1,7 +1,5 @@
 """fuse-attention: replaces products and the softmax between them by fused attention."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from string import ascii_letters
 

@@ -1,8 +1,6 @@
 """gather-dimensions: gathers operands in a dimension whose split an op treats specially, and tokens
 at the ranks of their experts."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Builder,
     Module,

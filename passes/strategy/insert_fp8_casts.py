@@ -1,8 +1,6 @@
 """insert-fp8-casts: casts operands of products with parameters in blocks to floats of 8 or 4
 bits."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from stagec.api import (

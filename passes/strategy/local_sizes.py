@@ -1,18 +1,29 @@
 """Sizes per rank, before values are split."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 from stagec.api import Expr, Module, Strategy, evaluate
-from stagec.ir.queries import plain
+from stagec.ir.queries import ask
 
 
-def on_rank(module: Module, strategy: Strategy, size: Expr) -> int | None:
-    """A size per rank, as the strategy splits its symbols; None if it has no value."""
-    axes = [a for rule in strategy.splits if size.symbols & {*rule.dims} for a in rule.over]
-    parts = [module.mesh.sizes.get(a) if module.mesh is not None else None for a in axes]
-    env = plain(module.env)
-    if None in parts or not size.symbols <= env.keys():
-        return None
-    return evaluate(size, env) // prod(p for p in parts if p is not None)
+@dataclass(frozen=True, slots=True)
+class _HasParts:
+    """Query: whether a size that is split over axes is this number on a rank."""
+
+    size: Expr
+    axes: tuple[str, ...]
+    number: int
+
+    def __call__(self, values: Mapping[str, int]) -> bool:
+        return evaluate(self.size, values) // prod(values[a] for a in self.axes) == self.number
+
+
+def is_on_rank(module: Module, strategy: Strategy, size: Expr, number: int = 1) -> bool:
+    """Whether a size is this number on a rank, as the strategy splits its symbols; False if it has
+    no value."""
+    axes = tuple(a for rule in strategy.splits if size.symbols & {*rule.dims} for a in rule.over)
+    env = module.env
+    known = size.symbols <= env.keys() and env.keys() >= {*axes}
+    return known and ask(_HasParts(size, axes, number), env)

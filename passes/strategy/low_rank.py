@@ -1,12 +1,10 @@
 """Low-rank adapters beside products: the parameters that have one, the types of adapters, and the
 rules of the products with them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagec.api import Dim, Module, Operation, TensorType, Value, const, error
+from stagec.api import DiagnosticError, Dim, Module, Operation, TensorType, Value, const
 from stagec.ir.rewrite import uses_inside
 from stagec.ir.rule import Shape, parse_rule, shape_text
 from stagec.ir_spec.ops.contraction import Einsum
@@ -23,26 +21,31 @@ def adapted_parameters(module: Module, rule: LoraRule) -> list[Value]:
     parameter has, and for a parameter without products."""
     params = module.parameters()
     if rule.rank < 1:
-        raise error(f"an adapter has a rank of 1 or more, found {rule.rank}", rule.loc)
-    for name in rule.targets:
-        if name != ALL_LINEAR and not any(p.is_called(name) for p in params):
-            known = {p.name.rpartition("/")[2] for p in params if _products(p)}
-            raise error(
-                f"the model has no parameter '%{name}'",
-                rule.loc,
-                remedy=did_you_mean(name, known) or f"choose some of {', '.join(sorted(known))}",
-            )
+        raise rule.error(f"an adapter has a rank of 1 or more, found {rule.rank}")
+    unknown = [n for n in rule.targets if not any(p.is_called(n) for p in params)]
+    if problems := [_unknown(n, params, rule) for n in unknown if n != ALL_LINEAR]:
+        raise DiagnosticError(*(d for each in problems for d in each.diagnostics))
     named = [param for param in params if rule.adapts(param)]
     adapted = [param for param in named if uses_inside(param)] or named  # a step may lack towers
     for param in adapted:
         if not _products(param):
-            raise error(
+            raise rule.error(
                 f"parameter %{param.name} is not used in a product, expected a stg.einsum "
                 "for an adapter",
-                rule.loc,
                 remedy="choose a parameter that is multiplied",
             )
     return adapted
+
+
+def _unknown(name: str, params: Sequence[Value], rule: LoraRule) -> DiagnosticError:
+    """The error of a name that no parameter has. The parameter of a module that transformers calls
+    `q_proj` or `q_a_proj` is `wq` or `wq_a`, that of `up_proj` is `w_up` or `w_gate_up`."""
+    known = sorted({p.name.rpartition("/")[2] for p in params if _products(p)})
+    module = name.removesuffix("_proj")
+    near = [n for n in known if n == f"w{module}" or module in n.split("_")[1:]]
+    meant = f"did you mean {' or '.join(map(repr, near))}?" if near else did_you_mean(name, known)
+    remedy = meant or f"choose some of {', '.join(known)}"
+    return rule.error(f"the model has no parameter '%{name}'", remedy=remedy)
 
 
 def _products(value: Value) -> list[tuple[Operation, int, int]]:

@@ -1,8 +1,6 @@
 """normalize-strategy: removes axes of size 1, and checks the names in the statements of a
 strategy."""
 
-from __future__ import annotations
-
 from stagec.api import DiagnosticList, Module, Pass, Phase, Region, Strategy, read_strategy
 from stagec.ir.bind import drop_unit_axes
 from stagec.ir_spec.strategy.gather import GatherRule

@@ -1,8 +1,6 @@
 """overlap-batches: splits a step of serving into two half batches; one computes while tokens of the
 other are sent to experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice

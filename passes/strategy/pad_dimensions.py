@@ -1,7 +1,5 @@
 """pad-dimensions: rounds sizes up to the multiples that a strategy states."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from stagec.api import Loc, Module, Pass, Phase, Strategy, evaluate, product, read_strategy

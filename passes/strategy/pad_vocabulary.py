@@ -1,7 +1,5 @@
 """pad-vocabulary: rounds the size of the vocabulary up to a multiple that a strategy states."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase, Strategy, read_strategy
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 
@@ -43,12 +41,12 @@ class PadVocabulary(Pass):
 
 def pad_vocabulary(module: Module, strategy: Strategy) -> None:
     """Change the value of the symbol, in place, if it is not a multiple. A remark reports that
-    there is no such symbol."""
+    there is no such symbol to be a multiple of more than the ranks."""
     rule = strategy.one(PadVocabularyRule)
     judged = [op.definition.logits(op) for op in module.main.body.walk()]
     names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged if v is not None} - {""}
     sizes = {name: module.symbols[name] for name in sorted(names & module.symbols.keys())}
-    if not any(sizes.values()):
+    if rule.multiple > 1 and not any(sizes.values()):
         why = "no loss has a vocabulary that is a symbol with a value"
         module.diagnostics.remark(f"'stg.pad_vocabulary' changes nothing: {why}", rule.loc)
     for name, size in sizes.items():

@@ -1,8 +1,6 @@
 """place-values: turns splits of a strategy into placements of arguments, carried and named
 values."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Builder,
     Expr,

@@ -1,7 +1,5 @@
 """ring-attention: passes keys and values of attention over a split sequence round the ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.api import (
@@ -12,7 +10,6 @@ from stagec.api import (
     Phase,
     Strategy,
     axis_size,
-    error,
     made_by,
     read_strategy,
     symbol,
@@ -91,17 +88,15 @@ def ring_attention(
     if not ops and others:
         return [], ()  # scans and convolutions pass states or edges to the next rank
     if not ops:
-        raise error(
+        raise ring.error(
             f"no op can use {name} in a ring: the model has no fused attention along {name} alone",
-            ring.loc,
             remedy="use stg.attention in the model, or --cp-mode all-gather or ulysses",
         )
     for op in ops:
         rows = key_rows(op, 0)[0].size
         if ring.order == "zigzag" and rows == symbol(name) * symbol(name):
-            raise error(
+            raise op.error(
                 f"zigzag is an order of {name}, but '{op.name}' has {rows} positions",
-                op.loc,
                 remedy="use --cp-order plain",
             )
         op.attrs["ring"] = ring.order
@@ -109,12 +104,11 @@ def ring_attention(
         _run_in_steps(module, op, strategy.one(KernelsRule).ring)
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"
-            raise error(f"'{op.name}' {message}", op.loc, remedy=remedy)
+            raise op.error(f"'{op.name}' {message}", remedy=remedy)
     if ops and others and ring.order == "zigzag":
-        raise error(
+        raise others[0].error(
             f"'{others[0].name}' needs {name} in order, but the ranks of a ring in zigzag order "
             "do not have consecutive parts",
-            others[0].loc,
             remedy="use --cp-order plain, or --cp-mode ulysses",
         )
     rules = [rule for rule in strategy.splits if name in rule.dims and not rule.rest]

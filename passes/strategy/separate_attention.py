@@ -1,8 +1,6 @@
 """separate-attention: puts attention of all layers on one pipeline stage, and feed-forward on the
 other."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Builder,
     Loc,
@@ -106,16 +104,14 @@ def separate_attention(module: Module, rule: PipelineRule) -> None:
     layers that cannot be cut after their attention.
     """
     if module.env.get(rule.over) != 2:
-        raise error(
+        raise rule.error(
             f"attention and feed-forward are on two stages, but {rule.over} has "
             f"{module.env.get(rule.over, 'no size')}",
-            rule.loc,
             remedy=f"give --{rule.over} 2: each stage has as many ranks",
         )
     if not any(arg.tensor.role in CACHED for arg in module.main.body.args):
-        raise error(
+        raise rule.error(
             "attention and feed-forward apart need a step of serving",
-            rule.loc,
             remedy="add --serve decode, or leave stg.pipeline[afd] out (--afd)",
         )
     repeats = [op for op in module.main.body.ops if op.has(Repeats)]

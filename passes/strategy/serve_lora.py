@@ -18,7 +18,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    error,
     letters,
     made_by,
     read_strategy,
@@ -99,9 +98,8 @@ class ServeLora(Pass):
             rule = replace(rule, targets=(*rule.targets, ALL_LINEAR))
         rank = kernels.adapter_rank(rule.rank)
         if rank is None:
-            raise error(
+            raise rule.error(
                 f"adapters have at most rank {kernels.adapter_ranks[-1]} here, found {rule.rank}",
-                rule.loc,
                 remedy=f"lower the rank to {kernels.adapter_ranks[-1]}",
             )
         rule = replace(rule, rank=rank)
@@ -163,7 +161,7 @@ def _served(module: Module, rule: LoraRule) -> list[Value]:
     if not served:
         cuts = {param.name.rpartition("/")[2]: [*_cuts(param)] for param in module.parameters()}
         known = sorted(n for n, each in cuts.items() if each and not any(c.batch for c in each))
-        raise error(what, rule.loc, remedy=f"choose some of {', '.join(known)}")
+        raise rule.error(what, remedy=f"choose some of {', '.join(known)}")
     if several:
         module.diagnostics.remark(what, rule.loc)
     return served
@@ -286,9 +284,8 @@ class _Adapters:
         op, x = product.op, product.x
         rows = [(g, d) for g, d in zip(cut.x, x.tensor.dims, strict=True) if g in cut.out]
         if not rows:
-            raise error(
+            raise op.error(
                 f"adapters of '{op.name}' are not served: its input %{x.name} has no sequences",
-                op.loc,
                 remedy="choose parameters that multiply tokens",
             )
         shape = tuple(d.size for _, d in rows)

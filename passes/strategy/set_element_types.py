@@ -1,7 +1,5 @@
 """set-element-types: replaces the 16-bit type of the model by those that the strategy states."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.api import (

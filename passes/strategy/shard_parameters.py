@@ -1,7 +1,5 @@
 """shard-parameters: splits parameters at rest over the axes of data parallelism (ZeRO)."""
 
-from __future__ import annotations
-
 from stagec.api import Module, Pass, Phase, Strategy, Value, axis_size, read_strategy
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingRule
 from stagec.sharding.assumptions import Assumptions

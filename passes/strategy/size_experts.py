@@ -1,8 +1,6 @@
 """size-experts: capacity factors and loads of experts, and flags of the ops that dispatch rows to
 them."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Attr,
     Expr,
@@ -112,9 +110,8 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
         count = op.expr("count")
         name = count.symbol_name
         if name is None:
-            raise error(
+            raise op.error(
                 f"loads need a symbol for the number of experts, found {count}",
-                op.loc,
                 remedy="declare it in stg.symbols, and write count = E",
             )
         _check_counts(strategy, name, module.env.get(name))
@@ -135,10 +132,9 @@ def _check_kinds(ops: list[Operation], strategy: Strategy) -> None:
     rule = next((rule for rule in strategy.loads if rule.layer is not None), None)
     for name, kind_loads in kinds.items():
         if rule is not None and len(kind_loads) > 1:
-            raise error(
+            raise rule.error(
                 f"loads are given for layer {rule.layer}, but {len(kind_loads)} kinds of layers of "
                 f"{name} have experts",
-                rule.loc,
                 remedy="give loads of all layers, or leave the order out",
             )
 
@@ -153,10 +149,9 @@ def _layers(op: Operation) -> Expr:
 def _check_counts(strategy: Strategy, name: str, known: int | None) -> None:
     for rule in strategy.loads:
         if known is not None and len(rule.loads) != known:
-            raise error(
+            raise rule.error(
                 f"{len(rule.loads)} loads are given, expected one for each of the "
                 f"{name} = {known} experts",
-                rule.loc,
                 remedy="give as many numbers as there are experts",
             )
 
@@ -167,12 +162,11 @@ def _check_layers(module: Module, strategy: Strategy, count: Expr) -> None:
     for rule in strategy.loads:
         which = "all other layers" if rule.layer is None else f"layer {rule.layer}"
         if rule.layer in given:
-            raise error(f"the loads of {which} are given twice", rule.loc, remedy="remove one")
+            raise rule.error(f"the loads of {which} are given twice", remedy="remove one")
         given[rule.layer] = rule
         if known is not None and rule.layer is not None and rule.layer >= known:
-            raise error(
+            raise rule.error(
                 f"loads are given for layer {rule.layer} of {known} layers with experts",
-                rule.loc,
                 remedy=f"they are counted from 0 to {known - 1}",
             )
     even = known - len(given) if known is not None and None not in given else 0

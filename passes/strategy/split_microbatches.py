@@ -1,8 +1,6 @@
 """split-microbatches: makes the step a loop over microbatches, for gradient accumulation and
 pipelines."""
 
-from __future__ import annotations
-
 from stagec.api import (
     Builder,
     DiagnosticList,
@@ -13,7 +11,6 @@ from stagec.api import (
     Strategy,
     TensorType,
     const,
-    error,
     made_by,
     read_strategy,
     symbol,
@@ -121,9 +118,8 @@ def _accumulate(module: Module, strategy: Strategy, assumptions: Assumptions) ->
     ours = {"", *CACHED}
     data = [a for a in body.args if a.tensor.role in ours and _has(a.tensor, batch)]
     if not data and not any(isinstance(op.definition, Arrive) for op in inner):
-        raise error(
+        raise strategy.error(
             f"no argument has the dimension {batch}, which microbatches split",
-            strategy.loc,
             remedy="name the batch symbol: stg.microbatches[count = 2, split = N]",
         )
     b = Builder(module.registry, body, 0, loc=made_by(SplitMicrobatches.name, strategy.loc))
@@ -157,10 +153,9 @@ def _shrink(op: Operation, batch: str, count: int) -> None:
     for inner in (op, *(op.region.walk() if op.region is not None else ())):
         for value in inner.results if count > 1 else ():
             if isinstance(value.type, TensorType) and _times(value.type, batch) > 1:
-                raise error(
+                raise inner.error(
                     f"%{value.name} has pairs along {batch}, so microbatches cannot compute it: "
                     f"{value.type}",
-                    inner.loc,
                     remedy="keep the batch whole: --microbatches 1",
                 )
         for name, param in inner.definition.params_by_name.items():

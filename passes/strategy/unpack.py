@@ -1,7 +1,5 @@
 """Splits products with a packed parameter into products with parameters of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Quoted, Value, is_parameter

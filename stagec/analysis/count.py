@@ -1,8 +1,6 @@
 """Counts of a lowered module: expressions per rank and step. Each op is visited once, however often
 it is repeated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -20,7 +18,6 @@ from stagec.memory.timeline import BUCKETS, CACHES
 from stagec.program.buckets import calls
 from stagec.program.groups import GroupAxes, channel_of, group_axes
 from stagec.schedule.attached import placement_of
-from stagec.support.diagnostics import error
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
@@ -99,10 +96,8 @@ def lowered_graphs(module: Module) -> list[Operation]:
     """The graphs of a lowered module. Raises `DiagnosticError` if it is not lowered."""
     graphs = module.graphs
     if not graphs:
-        raise error(
-            "only lowered modules can be counted",
-            module.root.loc,
-            remedy="run 'lower-to-trace' first",
+        raise module.root.error(
+            "only lowered modules can be counted", remedy="run 'lower-to-trace' first"
         )
     return graphs
 

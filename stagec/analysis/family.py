@@ -42,15 +42,13 @@ class _Watch(Hooks):
         self.flops: ModelFlops | None = None
         self.tokens: Expr | None = None
 
-    def before_pass(self, pass_: Pass, module: Module) -> None:
-        module.decisions = self.decisions
-
     def after_pass(self, pass_: Pass, module: Module) -> None:
         if pass_.name == PLAN:
             self.plans = MemoryMoments(module)
         module.decisions = None
         if pass_.name in STATED:
             self.flops, self.tokens = model_flops(module), step_tokens(module)
+        module.decisions = self.decisions
 
 
 class _TextVerification(Verification):
@@ -125,9 +123,8 @@ class Family:
         mesh = self._module.mesh
         names = (*self._module.symbols, *(mesh.axes if mesh else ()))
         if missing := [n for n in names if n not in complete]:
-            raise error(
+            raise self._module.root.error(
                 f"no value for {', '.join(missing)}",
-                self._module.root.loc,
                 remedy="give each of them a value, here or in the text",
             )
 
@@ -183,9 +180,11 @@ class Compiled:
         self._plans_late = own and not plans and not around
         if self._plans_late:
             pipeline = pipeline.without({PLAN}).having(LOWERING, share_actions=True)
+        module.decisions = watch.decisions  # what is verified is a decision, too
         PassManager(pipeline, [watch, *text, *around], verify=not own).run(module)
         if own:
             verify_module(module)
+        module.decisions = None
         self.decisions = watch.decisions
         self.diagnostics: tuple[Diagnostic, ...] = tuple(module.diagnostics.items)
         self._module, self._plans, self.tokens = module, watch.plans, watch.tokens

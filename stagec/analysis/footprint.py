@@ -1,7 +1,5 @@
 """The memory of every rank class as plain data: the object of `stagec memory --json`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -1,8 +1,6 @@
 """The memory of a step of serving: bytes of caches, state and weights on a rank, and the largest
 batch that fits."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

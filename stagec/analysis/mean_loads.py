@@ -5,8 +5,6 @@ A graph is counted once for all ranks: loads are named by their layers, and each
 values to these names.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 

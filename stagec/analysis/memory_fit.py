@@ -1,7 +1,5 @@
 """Whether the memory of a job fits a machine: the peak of a rank, and the room on a device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

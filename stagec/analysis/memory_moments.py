@@ -1,7 +1,5 @@
 """The moments of memory plans as rows of buffer counts, which can be evaluated for any sizes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -11,8 +11,6 @@ a percent, do not count. Products of routers count: DeepSeek-V3 with multi-token
 arXiv 2104.04473, equation 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 

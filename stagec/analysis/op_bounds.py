@@ -4,11 +4,9 @@ The roofline of S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (200
 FLOPs per byte are below the ridge, peak over bandwidth, is bound by memory, else by compute.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.analysis.count import lowered_graphs, weighted
 from stagec.analysis.mean_loads import MeanLoads
@@ -19,12 +17,10 @@ from stagec.ir.kernel import MEMORY
 from stagec.ir.module import Module
 from stagec.ir.types import index_name
 from stagec.ir_spec.ops.trace import MessageOp
+from stagec.machines import Machine
 from stagec.program.classes import class_coordinates
 from stagec.schedule.attached import stages_of
 from stagec.time.costs.kernels import peak
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 COMMUNICATION, COMPUTE = "communication", "compute"
 

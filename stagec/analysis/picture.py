@@ -6,8 +6,6 @@ time. Pipeline stages wait for each other's actions, and the optimizer starts af
 ranks of a class differ by their coordinates, times are those of the last one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +27,6 @@ from stagec.schedule.attached import placement_of, stages_of
 from stagec.schedule.costs import Costs
 from stagec.schedule.simulate import replay
 from stagec.sharding.work import is_computation, work_of
-from stagec.support.diagnostics import error
 from stagec.time.costs.durations import Durations
 
 #: The largest number of operations of a function that can be drawn, over all iterations.
@@ -112,10 +109,9 @@ def _stages(module: Module, machine: Machine) -> Iterator[tuple[int, _Stage]]:
 def _check_operations(module: Module, func: Operation) -> None:
     count = _operations(func.body, module.env)
     if count > MOST_OPERATIONS:
-        raise error(
+        raise func.error(
             f"a picture of @{func.symbol} would have {count:,} operations, more than "
             f"{MOST_OPERATIONS:,}",
-            func.loc,
             remedy="draw a job of fewer layers, or with more pipeline stages",
         )
 

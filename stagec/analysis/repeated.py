@@ -8,8 +8,6 @@ without ZeRO are expected, and few. Norms that tensor-parallel ranks repeat with
 parallelism are redundant too, but normal: shares below `NOTABLE` are not reported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,8 +1,6 @@
 """The analysis as plain data: the object of `stagec analyze --json`, with numbers or
 expressions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

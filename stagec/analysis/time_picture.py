@@ -7,8 +7,6 @@ If there are too many distinct entries, the classes with the most waiting show t
 kind only.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import pairwise, starmap

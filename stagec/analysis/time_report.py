@@ -21,7 +21,7 @@ from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.measured.tables import INTERPOLATED, MATCHED, NOT_FOUND
 from stagec.time.path import critical_path
 from stagec.time.step import Issued, IssuedStep, StepTime, step_time
-from stagec.time.streams import PICOSECONDS, SCHEDULER
+from stagec.time.streams import PICOSECONDS
 
 SCHEMA = 1
 _FOUND = {"matched": MATCHED, "interpolated": INTERPOLATED, "modelled": NOT_FOUND}
@@ -230,7 +230,8 @@ def _cautions(on: Sequence[tuple[Issued, Machine]]) -> Iterator[str]:
         jobs = [job for job, own in on if own.name == name]
         yield from cautions(machine, [job.mesh for job in jobs])
         kernels = dict.fromkeys(filter(None, (_attention(job, machine) for job in jobs)))
-        blocks = dict.fromkeys(job.software.kernels.blocks for job in jobs)
+        rules = [job.software.kernels for job in jobs]
+        blocks = dict.fromkeys(kernel for rule in rules for kernel in (rule.blocks, rule.experts))
         yield from of_software(machine, kernels, blocks)
 
 
@@ -272,7 +273,7 @@ def _path(step: StepTime) -> tuple[PathPart, ...]:
         nodes[key] += 1
         times[key] += link.time
     if step.scheduler:  # no node waits for it
-        times[step.slowest.name, "", SCHEDULER, SCHEDULER] = step.scheduler
+        times[step.slowest.name, "", step.behind, step.behind] = step.scheduler
     order = sorted(times, key=lambda key: (-times[key], key))
     return tuple(PathPart(*key, nodes[key], times[key] / PICOSECONDS) for key in order)
 

@@ -4,7 +4,7 @@ step of serving also its caches and weights, and the largest batch that fits."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JobAnalysis(Report):
-    """The counts of a step: the object of `stagec analyze --json` (analyze.schema.json).
-    `command` is its command line."""
+    """The counts of a step: the object of `stagec analyze --json` (analyze.schema.json); with
+    several pods those of each (`pods`), and of the messages between them. `command` is its command
+    line."""
 
     data: Mapping[str, Any]
     command: str = ""
@@ -70,44 +71,23 @@ class JobAnalysis(Report):
     def as_json(self) -> dict[str, Any]:
         return dict(self.data)
 
+    @property
+    def pods(self) -> Mapping[str, Mapping[str, Any]]:
+        """The counts of each of several pods, in the form of a job with one pod, whose name is
+        empty."""
+        pods: Mapping[str, Mapping[str, Any]] = self.data.get("pods", {"": self.data})
+        return pods
+
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each class of ranks."""
-        return [dict(each) for each in self.classes]
+        """A row for each class of ranks, of each pod."""
+        each = ((pod, c) for pod, counts in self.pods.items() for c in counts["classes"])
+        return [{**({"pod": pod} if pod else {}), **c} for pod, c in each]
 
     def print(self, stream: TextIO) -> None:
         from stagec.output.analysis_table import print_analysis
 
-        print_analysis(dict(self.data), stream)
-
-    def page(self) -> str:
-        """Bars and tables of each class; plain text for symbolic counts and steps of serving."""
-        return _page(self, {"": self.data}) or super().page()
-
-
-@dataclass(frozen=True)
-class PodsAnalysis(Report):
-    """The counts of each pod, and of the messages between pods. `command` is its command line."""
-
-    data: Mapping[str, Any]
-    command: str = ""
-
-    @property
-    def pods(self) -> Mapping[str, Mapping[str, Any]]:
-        """The counts of each pod, in the form of a job with one pod."""
-        pods: Mapping[str, Mapping[str, Any]] = self.data["pods"]
-        return pods
-
-    def as_json(self) -> dict[str, Any]:
-        return dict(self.data)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each class of ranks of each pod."""
-        each = self.pods.items()
-        return [{"pod": pod, **dict(c)} for pod, analysis in each for c in analysis["classes"]]
-
-    def print(self, stream: TextIO) -> None:
-        for analysis in self.pods.values():
-            JobAnalysis(analysis).print(stream)
+        for counts in self.pods.values():
+            print_analysis(dict(counts), stream)
         stream.writelines(f"{text}\n" for text in self.crossings())
 
     def crossings(self) -> Iterator[str]:
@@ -121,38 +101,32 @@ class PodsAnalysis(Report):
             yield f"From {each['source']} to {each['to']}: {size} in {count} messages"
 
     def page(self) -> str:
-        """Bars and tables of each class of each pod; plain text for symbolic counts."""
-        return _page(self, self.pods, [*self.crossings()]) or super().page()
+        """Bars and tables of each class; plain text for symbolic counts and steps of serving."""
+        from stagec.answers.analyze_page import analysis_page
 
-
-def _page(
-    answer: JobAnalysis | PodsAnalysis,
-    pods: Mapping[str, Mapping[str, Any]],
-    notes: Sequence[str] = (),
-) -> str | None:
-    """The page of pods whose counts are numbers; None for symbolic counts and steps of serving."""
-    from stagec.answers.analyze_page import analysis_page
-
-    classes: list[Mapping[str, Any]] = [
-        {**each, "name": "/".join(filter(None, (pod, each["name"])))}
-        for pod, data in pods.items()
-        for each in data["classes"]
-    ]
-    numbers = [v for each in classes for v in each["flops"].values()]
-    if any("serving" in data for data in pods.values()) or not all(
-        isinstance(number, int) for number in numbers
-    ):
-        return None
-    figures = {
-        " ".join(filter(None, (pod, name))): text
-        for pod, data in pods.items()
-        for name, text in (
-            ("parameters", f"{data['parameters']:,}"),
-            ("model FLOPs per step", count_text(data["model_flops"], "FLOP")),
-            (" x ".join(f"{a} {n}" for a, n in data["mesh"].items()), f"{data['ranks']:,} ranks"),
-        )
-    }
-    return analysis_page(answer.title, figures, classes, notes, answer.command)
+        classes: list[Mapping[str, Any]] = [
+            {**each, "name": "/".join(filter(None, (pod, each["name"])))}
+            for pod, counts in self.pods.items()
+            for each in counts["classes"]
+        ]
+        numbers = [v for each in classes for v in each["flops"].values()]
+        if any("serving" in counts for counts in self.pods.values()) or not all(
+            isinstance(number, int) for number in numbers
+        ):
+            return super().page()
+        figures = {
+            " ".join(filter(None, (pod, name))): text
+            for pod, counts in self.pods.items()
+            for name, text in (
+                ("parameters", f"{counts['parameters']:,}"),
+                ("model FLOPs per step", count_text(counts["model_flops"], "FLOP")),
+                (
+                    " x ".join(f"{a} {n}" for a, n in counts["mesh"].items()),
+                    f"{counts['ranks']:,} ranks",
+                ),
+            )
+        }
+        return analysis_page(self.title, figures, classes, [*self.crossings()], self.command)
 
 
 def analyze(
@@ -162,7 +136,7 @@ def analyze(
     symbolic: bool = False,
     machine: Machine | None = None,
     limit: Limit | None = None,
-) -> JobAnalysis | PodsAnalysis:
+) -> JobAnalysis:
     """The counts of a step, for each pod. With `symbolic` they are expressions in the symbols;
     traffic between pods is a number, since senders and receivers depend on the sizes. For a step
     of serving, `machine` adds whether each op is bound by memory or by compute, and `limit` adds
@@ -232,7 +206,7 @@ def analysis_of(
     options: JobOptions,
     pods: Mapping[str, dict[str, Any]],
     numbers: Mapping[str, Mapping[str, Any]],
-) -> JobAnalysis | PodsAnalysis:
+) -> JobAnalysis:
     """The counts of a job, from those of its pods. With several pods the traffic between them is
     added, from `numbers`, their numeric counts."""
     if len(pods) == 1:
@@ -245,7 +219,7 @@ def analysis_of(
         ways = ((a, b, _sent(numbers[a], b)) for a in pods for b in pods if DECODE not in (a, b))
         sent = [{"source": a, "to": b, **asdict(sent)} for a, b, sent in ways if sent.messages]
         result["crossings"] = sent
-    return PodsAnalysis(result)
+    return JobAnalysis(result)
 
 
 @dataclass(frozen=True, slots=True)

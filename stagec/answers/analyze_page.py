@@ -1,7 +1,5 @@
 """The page of `stagec analyze --html`: FLOPs, memory and communication of each class of ranks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias

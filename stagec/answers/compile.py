@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.answers.analyze import JobAnalysis, PodsAnalysis, analysis_of, verdict_on
+from stagec.answers.analyze import JobAnalysis, analysis_of, verdict_on
 from stagec.answers.compiled import CompileAnswer, times_text
+from stagec.formats.base import Format
 from stagec.formats.registry import BUILTIN
-from stagec.jobs.idle_flags import NO_GRAPHS, unscheduled, without_graphs
+from stagec.ir.expr import evaluate
+from stagec.ir.module import Module
+from stagec.jobs.idle_flags import unscheduled, written_without_graphs
 from stagec.jobs.planned import Looks, Planned
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
@@ -44,8 +47,6 @@ from stagec.support.diagnostics import Diagnostic, error
 if TYPE_CHECKING:
     from stagec.analysis.memory_events import EventPlans
     from stagec.analysis.model_flops import ModelFlops
-    from stagec.formats.base import Format
-    from stagec.ir.module import Module
     from stagec.time.costs.durations import Durations
     from stagec.traces.emit import EmittedJob
     from stagec.traces.pod_programs import PodsJob
@@ -210,7 +211,7 @@ def _about(
     strategies: Mapping[str, str],
     options: JobOptions,
     given: Mapping[str, Any],
-    result: JobAnalysis | PodsAnalysis,
+    result: JobAnalysis,
 ) -> dict[str, object]:
     """The entries of the manifest about the origin of the traces."""
     each = {p: provenance(b, strategies[p], given) for p, b in pods.builders.items()}
@@ -228,16 +229,11 @@ def _without_graphs(
     given: Mapping[str, Any], formats: Sequence[Format], pods: Pods
 ) -> Iterator[Diagnostic]:
     """A warning of `--no-graphs` where no file has the time of the step, or the step no graph."""
-    if given["graphs"]:
-        return
-    from stagec.formats.timeline.ranks import TimelineFormat
     from stagec.time.costs.software import Software
 
-    if not any(isinstance(each, TimelineFormat) for each in formats):
-        shown = " and ".join(each.name for each in formats)
-        yield Diagnostic(f"{NO_GRAPHS} on {shown}, which has no launches", severity="warning")
-        return
-    yield from without_graphs(Software.of(module) for module in pods.modules.values())
+    if not given["graphs"]:
+        software = (Software.of(module) for module in pods.modules.values())
+        yield from written_without_graphs(formats, software)
 
 
 def _refuse_steps(given: Mapping[str, Any]) -> None:
@@ -288,7 +284,6 @@ def check_archive_options(given: Mapping[str, Any]) -> None:
 def _step_flops(flops: ModelFlops | None, module: Module) -> int | None:
     """FLOPs of a step by the model's text, over all ranks."""
     from stagec.analysis.model_flops import step_flops
-    from stagec.ir.expr import evaluate
 
     return None if flops is None else evaluate(step_flops(flops, module.graphs), module.env)
 

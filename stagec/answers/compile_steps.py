@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from math import ceil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
+from stagec.analysis.serving_rates import step_pace
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.answers.time.table import TITLES, seconds_text, spreads_table
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room
+from stagec.jobs.idle_flags import written_without_graphs
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import STEP
-from stagec.jobs.serve_steps import StepList, StepsAsked
+from stagec.jobs.request.steps import TICK
+from stagec.jobs.serve_steps import StepList, StepsAsked, places
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.written import (
@@ -30,17 +33,20 @@ from stagec.jobs.written import (
 )
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
 from stagec.serving.latency import latencies
-from stagec.serving.requests import SECOND
+from stagec.serving.requests import seconds_text as seconds_of
+from stagec.serving.simulate import NANOSECOND
 from stagec.serving.step import Step
+from stagec.serving.step_times import SECOND
+from stagec.serving.stepped import StepTime
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.replay_options import ReplayOptions
 from stagec.traces.emit import EmittedJob
 
 if TYPE_CHECKING:
+    from stagec.formats.base import Format
     from stagec.machines import Machine
-    from stagec.time.costs.nodes import Measurements
 
 #: The number of first and last steps that are printed if there are many.
 _SHOWN = 4
@@ -54,8 +60,11 @@ def compile_steps(
     modules = StepModules(options, session)
     builder = modules.builder
     strategy = builder.strategy()
-    steps = _asked(options, given, session, modules, durations).steps()
     formats = formats_asked(given["format"], builder.module.registry, given)
+    _refuse_one_step(formats)
+    steps = _asked(options, given, session, modules, durations).steps()
+    if not given["graphs"]:
+        session.report(*_without_graphs(formats, given, modules, steps))
     if given["memory_events"] or given["tensor_names"]:
         raise error(
             "--memory-events and --tensor-names cannot be used with several steps",
@@ -85,6 +94,27 @@ def compile_steps(
     return CompileAnswer(manifest, summary, output, written, times_text(compiled, wrote))
 
 
+def _refuse_one_step(formats: Sequence[Format]) -> None:
+    """Refuse formats that show the one step of a module. Raises `DiagnosticError`."""
+    for each in formats:
+        if "model" in each.needs:
+            raise error(
+                f"the format '{each.name}' has one step, --steps and --requests compile several",
+                remedy="leave them out and choose a step with --step, or choose another format",
+            )
+
+
+def _without_graphs(
+    formats: Sequence[Format], given: Mapping[str, Any], modules: StepModules, steps: StepList
+) -> Iterator[Diagnostic]:
+    """A warning of `--no-graphs` where no time of a step decides what runs, or no step is a
+    graph."""
+    timed = given["machine"] is not None and given["requests"] is not None
+    issued = (modules.compiled(step.together()).issued[""] for step in steps.distinct)
+    software = (job.software for each in issued for job in each.jobs)
+    yield from written_without_graphs(formats, software, timed=timed)
+
+
 def _asked(
     options: JobOptions,
     given: Mapping[str, Any],
@@ -100,19 +130,20 @@ def _asked(
     module = modules.builder.module
     strategy, mesh = read_strategy(module), module.mesh
     axis = strategy.pipeline.over if strategy.pipeline is not None else ""
-    depth = dict(mesh.sizes).get(axis) if mesh else None
-    serving = modules.builder.serving
-    positions, longest = (serving.positions, serving.longest) if serving is not None else (0, 0)
+    depth = (dict(mesh.sizes).get(axis) if mesh else None) or 1
     groups = modules.groups
     coupled = groups // len(modules.replicas) if given["requests"] is not None else groups
-    times = room = None
+    tick, room = given["tick"] or TICK, None
+    times, clock = _ticks(tick, depth), {"tick_seconds": seconds_of(tick)}
     if given["machine"] is not None and durations is not None:
         machine = durations.machine
-        how = machine, durations.measured, depth or 1
-        times = StepTimes(modules, *how, graphs=given["graphs"])
         room = partial(cache_room, [modules], machine)
-    about = positions, longest, groups, coupled, times, room
-    return StepsAsked(options, given, session, module.registry, depth or 1, *about)
+        if given["tick"] is None:
+            replay = ReplayOptions(graphs=given["graphs"], measured=durations.measured)
+            times = step_times(modules, machine, replay, depth)
+            clock = {"machine": str(given["machine"])}
+    about = strategy.one(SchedulerRule), depth, groups, coupled, times, clock, room
+    return StepsAsked(options, given, session, modules, *about)
 
 
 def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
@@ -121,9 +152,10 @@ def _classes(modules: StepModules, steps: StepList) -> list[SteppedClass]:
     replicas = modules.replicas if len(steps.runs) > 1 else alone
     stepped: list[SteppedClass] = []
     for run, coords in zip(steps.runs, replicas, strict=True):
-        distinct = run.distinct
+        distinct = places(run)
         sampled = [modules.local_groups * step.sampled for step in distinct]
-        sequel = Sequel(run.order(distinct), run.after, sampled)
+        order = [distinct[each.step] for each in run]
+        sequel = Sequel(order, [each.after for each in run], sampled)
         own = stepped_classes([modules.classes(step) for step in distinct], sequel)
         stepped += (replace(each, coords={**each.coords, **coords}) for each in own)
     return stepped
@@ -152,17 +184,17 @@ def print_steps(steps: StepList, compiles: int, stream: TextIO) -> None:
     from stagec.output.tables import console, table
 
     out = console(stream)
-    count, distinct = sum(len(run.steps) for run in steps.runs), len(steps.distinct)
+    count, distinct = sum(map(len, steps.runs)), len(steps.distinct)
     about = ", ".join(f"{name} {value}" for name, value in steps.about.items())
     out.print(f"{count:,} steps, {distinct:,} distinct, {compiles} compiled ({about})")
     replicas = len(steps.runs)
     title = "Steps" if replicas == 1 else f"Steps of the first of {replicas} replicas"
     shown = table(title, "step", "composition", "tokens", "sampled", text_columns=2)
-    for number in _shown(len(steps.runs[0].steps)):
+    for number in _shown(len(steps.runs[0])):
         if number is None:
             shown.add_row("...", "", "", "")
             continue
-        step = steps.runs[0].steps[number]
+        step = steps.runs[0][number].step
         shown.add_row(str(number), _text(step), f"{step.tokens:,}", f"{step.sampled:,}")
     out.print(shown)
     tokens = ", ".join(f"{n:,} of {kind}" for kind, n in sorted(steps.tokens.items()))
@@ -181,7 +213,8 @@ def print_times(steps: StepList, out: Console) -> None:
 
     spreads = latencies(steps.served).items()
     out.print(spreads_table({TITLES[name]: spread.as_json() for name, spread in spreads}))
-    tokens, seconds = sum(s.request.output for s in steps.served), steps.end / SECOND
+    tokens = sum(job.request.output for job in steps.served)
+    seconds = max(run[-1].end for run in steps.runs) / SECOND
     out.print(
         f"{len(steps.served):,} requests with {tokens:,} output tokens in "
         f"{seconds_text(seconds)}: {tokens / seconds:,.1f} tokens/s"
@@ -213,32 +246,23 @@ def _text(step: Step) -> str:
     return " ".join([*texts[:_SHOWN], f"and {len(texts) - _SHOWN} more classes"])
 
 
-@dataclass
-class StepTimes:
-    """Nanoseconds of the steps of a job, which are captured as `graphs` or not. Engines compute the
-    attention of all sequences that decode in one kernel, and that of all prompts in another one, so
-    these are one class each (`Step.together`). On `depth` pipeline stages it is the time between
-    the starts of two steps, if all stages take equally long."""
+def _ticks(tick: int, depth: int) -> StepTime:
+    """Steps of `tick` nanoseconds on each of `depth` pipeline stages."""
+    times = depth * tick * NANOSECOND, tick * NANOSECOND
+    return lambda step: times
 
-    modules: StepModules
-    machine: Machine
-    measured: Measurements | None
-    depth: int
-    graphs: bool = True
-    _known: dict[Step, int] = field(default_factory=dict[Step, int])
 
-    def __call__(self, step: Step) -> int:
-        """The nanoseconds of a step. Raises `DiagnosticError`."""
-        step = step.together()
-        nanoseconds = self._known.get(step)
-        if nanoseconds is None:
-            job = self.modules.compiled(step)
-            replay = ReplayOptions(graphs=self.graphs, measured=self.measured)
-            report = job.time(self.machine, replay)
-            nanoseconds = max(1, ceil(report.step_seconds * SECOND / self.depth))
-            self._known[step] = nanoseconds
-        return nanoseconds
+def step_times(
+    modules: StepModules, machine: Machine, replay: ReplayOptions, depth: int
+) -> StepTime:
+    """The times of the steps of a job on `depth` pipeline stages. Engines compute the attention of
+    all sequences that decode in one kernel, and that of all prompts in another one, so these are
+    one class each (`Step.together`)."""
 
-    def __len__(self) -> int:
-        """The number of distinct steps."""
-        return len(self._known)
+    @cache
+    def times(step: Step) -> tuple[int, int]:
+        report = modules.compiled(step).time(machine, replay)
+        pace = step_pace(report.breakdown, depth) if depth > 1 else report.step_seconds
+        return max(1, round(report.step_seconds * SECOND)), max(1, round(pace * SECOND))
+
+    return lambda step: times(step.together())

@@ -1,14 +1,13 @@
 """`stagec serve`: latency and throughput of a server over batches or over time."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from stagec.analysis.figures import MemoryFigures
 from stagec.analysis.serving_rates import PodStep, ServingRates, colocated, disaggregated
 from stagec.answers.intervals import stack_errors
 from stagec.answers.questions import JobQuestion, needed
@@ -28,6 +27,7 @@ from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import Mixing, decode_step, groups_of, paced_seconds, prompts_peak
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
+from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
@@ -48,11 +48,8 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer
+from stagec.machines import Machine
 from stagec.support.diagnostics import DiagnosticError, error
-
-if TYPE_CHECKING:
-    from stagec.analysis.figures import MemoryFigures
-    from stagec.machines import Machine
 
 Figures = TypeVar("Figures")
 
@@ -171,6 +168,7 @@ def _served(
     return ServeAnswer(
         model=steps[PREFILL].model,
         machine=timer.machine.name,
+        stack=steps[DECODE].stack,
         ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
         two_pods=two_pods,
         prompt=steps[PREFILL].prompt or 0,
@@ -251,8 +249,6 @@ def _rates_at(
     mixes = Mixing.of(options[DECODE], first, output)
     if mixes is not None:
         return lambda decode, job, peak, _: mixes.rates(decode, peak, timer, session)
-    from stagec.jobs.lowered import job_costs
-
     batch = prefill.sequences // steps_in_flight(first)
     chunks = [*prompt_chunks(first.changed(batch=batch))]
 

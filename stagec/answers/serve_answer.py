@@ -63,6 +63,7 @@ class ServeAnswer(Report):
 
     model: str
     machine: str
+    stack: str
     ranks: Mapping[str, int]
     two_pods: bool
     prompt: int
@@ -99,6 +100,7 @@ class ServeAnswer(Report):
             "schema": SCHEMA,
             "model": self.model,
             "machine": self.machine,
+            "stack": self.stack,
             "ranks": dict(self.ranks),
             "apart": self.two_pods,
             "prompt": self.prompt,
@@ -126,8 +128,8 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
     if two_pods:
         pods = f", pods of {counted(ranks[PREFILL], 'rank')} and {counted(ranks[DECODE], 'rank')}"
     out.print(
-        f"{answer.model} on {answer.machine}{pods}: prompts of {answer.prompt:,} tokens, "
-        f"{answer.output:,} tokens come out"
+        f"{answer.model} on {answer.machine}, stack {answer.stack}{pods}: prompts of "
+        f"{answer.prompt:,} tokens, {answer.output:,} tokens come out"
     )
     if (sent := answer.handover) is not None:
         out.print(

@@ -15,9 +15,11 @@ from stagec.answers.requests.tiers import context_bytes, loading_speed
 from stagec.answers.serve_remedies import misfit
 from stagec.answers.serve_steps import paced_seconds, peak_of, request_seconds, timed_step
 from stagec.answers.time.timed import time_job
+from stagec.ir.module import Module
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
+from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
@@ -34,15 +36,15 @@ from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage, steps_in_flight
 from stagec.jobs.step_timer import StepTimer
+from stagec.machines import Machine
 from stagec.pipeline.verify import verify_module
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, error
+from stagec.time.costs.network import level_between_pods
 from stagec.time.costs.replay_options import ReplayOptions
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
-    from stagec.machines import Machine
     from stagec.time.transfer import TransferTime
 
 Figures = TypeVar("Figures")
@@ -64,7 +66,6 @@ def sending(
 ) -> tuple[TimeReport, TransferTime]:
     """The time of a prefill step without transfers, and that of the transfer of its caches to the
     pod that decodes. Raises `DiagnosticError`."""
-    from stagec.time.costs.network import level_between_pods
     from stagec.time.transfer import transfer_time
 
     machine, replay = timer.machine, ReplayOptions(measured=timer.measured)
@@ -175,7 +176,6 @@ def prompts_fit(
     largest chunk and on the rank with the least memory left, and remedies if it does not. Every
     stage holds the caches of the prompts in flight. Raises `DiagnosticError`, also if it does not
     fit and batches were not `asked` for."""
-    from stagec.jobs.lowered import job_costs
 
     def look(options: JobOptions) -> tuple[MemoryFit, JobOptions, Mapping[str, int]]:
         fits: list[tuple[MemoryFit, JobOptions, Mapping[str, int]]] = []

@@ -1,23 +1,18 @@
 """Remedies for a server that does not fit: more ranks per layer, fewer bits per weight, or a larger
 device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from stagec.analysis.memory_fit import MemoryFit, room_of
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.machine import on_machine
-from stagec.machines import machines
+from stagec.jobs.request.options import JobOptions
+from stagec.machines import Machine, machines
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import DiagnosticError, error
-
-if TYPE_CHECKING:
-    from stagec.jobs.request.options import JobOptions
-    from stagec.machines import Machine
 
 Name = TypeVar("Name", int, str)
 
@@ -37,17 +32,17 @@ def misfit(
     """`a batch of 1 needs 131.75 GiB per rank, but h100-sxm has 78.56 GiB: split the model with
     --tp 2, or add --weight-dtype fp8, or give --machine h200`: each of these alone makes the decode
     step fit. They are the smallest split of layers within a node, the most bits per weight, and
-    the smallest device; if none suffices, a combination. Raises it as a `DiagnosticError` unless
-    the batch was `asked` for. With two pods the split is an option of `pod`."""
+    the smallest device that is no slower; if none suffices, a combination. Raises it as a
+    `DiagnosticError` unless the batch was `asked` for. With two pods the split is an option of
+    `pod`."""
     splits = _first(_splits(options, machine, prod(mesh.values())), machine)
     formats = _FORMATS if options.weight_dtype in (None, "bf16") else ()
     format_ = _first(((name, options.changed(weight_dtype=name)) for name in formats), machine)
     rooms = {name: room_of(other, mesh) for name, other in machines().items()}
-    capacity = machine.memory.capacity.value
     larger = [
         name
         for name, other in machines().items()
-        if other.memory.capacity.value > capacity and rooms[name] >= fit.peak
+        if rooms[name] >= fit.peak and _is_larger(other, machine)
     ]
     device = min(larger, key=rooms.__getitem__, default=None)
     split = f"--{pod} tp=" if pod else "--tp "
@@ -65,6 +60,18 @@ def misfit(
     if not asked:
         raise error(f"no batch fits: {problem}", remedy=remedy)
     return f"{problem}: {remedy}"
+
+
+def _is_larger(other: Machine, machine: Machine) -> bool:
+    """Whether a device has more memory and is no slower in memory and products: a device with a
+    lower limit of power is no remedy."""
+    memory, products = other.memory, other.compute.matrix
+    rates = machine.compute.matrix.items()
+    return (
+        memory.capacity.value > machine.memory.capacity.value
+        and memory.bandwidth.value >= machine.memory.bandwidth.value
+        and all(products[t].value >= rate.value for t, rate in rates if t in products)
+    )
 
 
 def _splits(options: JobOptions, machine: Machine, ranks: int) -> Iterator[tuple[int, JobOptions]]:

@@ -1,7 +1,5 @@
 """Diagnostics of calls from Python."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Generator

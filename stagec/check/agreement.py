@@ -5,8 +5,6 @@ comparison. Groups and peers of all ranks are compared as arrays; only ranks wit
 examined one by one, to describe it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass

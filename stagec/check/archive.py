@@ -2,8 +2,6 @@
 peers of their traces, which are not written.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

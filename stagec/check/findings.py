@@ -3,8 +3,6 @@
 For each code, a limited number of findings is kept; further ones are only counted.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 The tables list the attributes that simulators read; others are not restricted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum

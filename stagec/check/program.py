@@ -4,8 +4,6 @@ A program is analysed once for all ranks that share it; groups and peers are num
 occurrence ("slots"), so that ranks which differ in nothing else have the same program.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

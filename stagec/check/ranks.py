@@ -4,8 +4,6 @@ A record is decoded once for all ranks that contain the same bytes, and a progra
 for all ranks that differ only in their groups and peers (a rank class).
 """
 
-from __future__ import annotations
-
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 This module handles names, sizes and JSON only; it reads no traces.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import reprlib

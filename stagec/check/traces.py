@@ -4,8 +4,6 @@ It combines the checks of files, of single programs, of agreement between ranks,
 of simulators.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 

@@ -6,8 +6,6 @@ no dependencies, so a list contains one collective with all of its groups, and t
 member to another in all steps are one flow.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ followed by a collective. The simulator's converter adds the ranks of a stage an
 between stages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar

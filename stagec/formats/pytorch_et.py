@@ -9,8 +9,6 @@ Communication is asynchronous, unless it is blocking; computations are not inclu
 the group of all ranks; comm_replay does not wait for them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

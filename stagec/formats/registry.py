@@ -1,7 +1,5 @@
 """The formats by name, and the parser of `--format`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from importlib import import_module

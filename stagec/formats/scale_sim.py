@@ -6,8 +6,6 @@ batches, so a batched product counts once per element of the batch; counts are i
 Fused attention is the products inside it, one per head.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Communication in the form that PyTorch records: names of collectives, element types, numbers of
 input and output elements."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """From a configuration to the text of its model, by the reader of its family."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 
 from stagec.importers.family import ModelFamily, known_families

@@ -1,8 +1,6 @@
 """A numeric check around passes: a program must compute the same results before and after a
 pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from math import prod
 
@@ -159,10 +157,8 @@ def _run(
     try:
         return run_named(module, env, inputs)
     except DisagreementError as e:
-        raise error(
-            f"{when} {e}",
-            module.functions[0].loc,
-            remedy="a collective is missing or wrong; see the module with --dump-dir",
+        raise module.functions[0].error(
+            f"{when} {e}", remedy="a collective is missing or wrong; see the module with --dump-dir"
         ) from None
 
 
@@ -173,9 +169,8 @@ def _compare(
         if x.shape == y.shape and np.allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE):
             continue
         gap = float(np.max(np.abs(x - y))) if x.shape == y.shape else float("nan")
-        raise error(
+        raise module.functions[0].error(
             f"pass '{name}' changes what the program computes: result {i} is off by {gap:.3g}",
-            module.functions[0].loc,
             remedy="compare the module before and after the pass with --dump-dir",
         )
 

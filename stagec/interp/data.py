@@ -1,7 +1,5 @@
 """Small sizes and random inputs for numeric checks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,7 +11,7 @@ from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import TensorType, axis_size
-from stagec.support.diagnostics import NotAnIntegerError, error
+from stagec.support.diagnostics import NotAnIntegerError
 
 _ROUNDS = 64
 _LARGEST = 4096
@@ -39,9 +37,8 @@ def tiny_sizes(
             return env
         for relation in broken:
             _mend(relation, env, frozenset(fixed or {}) | frozenset(mesh.axes if mesh else ()))
-    raise error(
+    raise module.root.error(
         f"no small sizes satisfy {relations[0]} and the other assumptions",
-        module.root.loc,
         remedy="give sizes with --set",
     )
 

@@ -4,8 +4,6 @@ With all axes of size 1, this is a single device. All values are float64: elemen
 sizes. Ranks that should agree are compared, so a missing or wrong collective is an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
@@ -23,7 +21,6 @@ from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.comm import Collective, Movement
 from stagec.ir_spec.ops.pod_crossings import PodOp
 from stagec.ir_spec.ops.structure import joined_dim
-from stagec.support.diagnostics import error
 
 Locals = list[Array]
 _TOLERANCE = 1e-8
@@ -297,9 +294,8 @@ def run_module(
         s for a in module.main.body.args for d in a.tensor.dims for s in d.size.symbols
     } - env.keys()
     if missing:
-        raise error(
+        raise module.main.error(
             f"no value for {', '.join(sorted(missing))}",
-            module.main.loc,
             remedy=f"give them: --set {','.join(f'{m}=4' for m in sorted(missing))}",
         )
     return Interpreter(module, env, meet=meet).run(module.main, inputs)

@@ -6,8 +6,6 @@ Messages from one stage to another are matched in order, as communication librar
 receive that is posted gets the first value that is sent.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar

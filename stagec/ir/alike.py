@@ -1,7 +1,5 @@
 """Regions that are equal except for names and for the values that they capture."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from stagec.ir.core import Operation, Region, Value

@@ -1,7 +1,5 @@
 """Replaces symbols and mesh axes by their values throughout a module."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 
@@ -13,7 +11,7 @@ from stagec.ir.param import AXES, DIMS
 from stagec.ir.rewrite import replace_op
 from stagec.ir.types import Partial, TensorType, Type
 from stagec.ir.verify import broken
-from stagec.support.diagnostics import DiagnosticList, error
+from stagec.support.diagnostics import DiagnosticList
 from stagec.support.suggest import did_you_mean
 
 TypeMap = Callable[[TensorType], TensorType]
@@ -35,7 +33,7 @@ def bind(module: Module, values: Mapping[str, int]) -> None:
     try:
         substitute_sizes(module, {n: const(v) for n, v in values.items() if n not in kept})
     except ZeroDivisionError as e:
-        raise error(f"cannot bind: {e}", module.root.loc, remedy="bind other values") from None
+        raise module.root.error(f"cannot bind: {e}", remedy="bind other values") from None
     gone = drop_unit_axes(module)
     for op in module.declaring("axes"):
         for axis in gone:

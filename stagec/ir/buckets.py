@@ -1,8 +1,6 @@
 """The number of buckets that a sequence of sizes fills. The size that fills a bucket closes it; no
 size is split."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from math import floor

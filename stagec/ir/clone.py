@@ -1,7 +1,5 @@
 """Copies of operations: with other operands, sizes and names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

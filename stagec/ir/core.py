@@ -15,6 +15,7 @@ from stagec.ir.expr import Expr, substitute
 from stagec.ir.facts import Relation
 from stagec.ir.order import LayerOrder, Multiple
 from stagec.ir.types import TensorType, Type
+from stagec.support.diagnostics import Located
 from stagec.support.source import UNKNOWN, Loc
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class NotATensorError(TypeError):
         super().__init__(f"%{value.name} has no tensor type")
 
 
-class Value:
+class Value(Located):
     """An SSA value: a result of an operation or an argument of a region."""
 
     __slots__ = ("index", "loc", "name", "owner", "type", "uses")
@@ -214,7 +215,7 @@ class Region:
             yield from op.region.args if op.region else ()
 
 
-class Operation:
+class Operation(Located):
     """`results = name @symbol [attrs] (operands) region`.
 
     `operands` are the used values; only the methods below change them, because values know their

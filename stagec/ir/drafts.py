@@ -1,8 +1,6 @@
 """The parts of a decode step that speculative decoding uses: input tokens, logits, and state of
 sequences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.ir.builder import Builder
@@ -10,7 +8,6 @@ from stagec.ir.core import Value
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import CACHED, TensorType
-from stagec.support.diagnostics import error
 
 #: The name of the pod of a draft model, of its drafts where they cross, and of the chosen tokens.
 DRAFT, DRAFTS, CHOSEN = "draft", "drafts", "chosen"
@@ -25,10 +22,9 @@ def tokens_taken(module: Module) -> Value:
     tokens = [a for a in given if a.tensor.rank == 2 and a.tensor.dtype[0] in "iu"]
     if len(tokens) != 1:
         names = ", ".join(f"%{a.name}" for a in given) or "none"
-        raise error(
+        raise module.main.error(
             "speculation feeds the chosen tokens to the step, expected one argument of integers "
             f"[B, S], found {names}",
-            module.main.loc,
             remedy="serve a language model with tokens [B, S] as its only argument",
         )
     return tokens[0]
@@ -40,9 +36,8 @@ def logits_chosen(module: Module) -> Value:
     body = module.main.body
     logits = body.terminator.operands[: len(body.terminator.operands) - len(state(module))]
     if len(logits) != 1:
-        raise error(
+        raise module.main.error(
             f"the step has {len(logits)} results with logits, expected one to choose tokens by",
-            module.main.loc,
             remedy="serve a model with one head",
         )
     return logits[0]

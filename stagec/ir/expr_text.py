@@ -3,8 +3,6 @@
 Like `stagec.ir.evaluation`, the module does not import sympy, but queries attributes of nodes.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -10,7 +10,7 @@ from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, product, same
 from stagec.ir.rule import Group, Rule, Shape, shape_text
 from stagec.ir.types import Dim, Load, Routed, TensorType
-from stagec.support.diagnostics import error, note
+from stagec.support.diagnostics import note
 from stagec.support.source import Loc
 
 
@@ -22,16 +22,15 @@ def factor_sizes(op: Operation, rule: Rule, *, local: bool = False) -> dict[str,
     first: dict[str, tuple[Expr, Loc, str]] = {}
     compound: list[tuple[tuple[str, ...], Expr, Value]] = []
     if len(op.operands) != len(rule.operands):
-        raise error(
-            f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}", op.loc
+        raise op.error(
+            f"'{op.name}' expects {len(rule.operands)} operands, found {len(op.operands)}"
         )
     for value, shape in zip(op.operands, rule.operands, strict=True):
         type_ = value.tensor
         if len(type_.dims) != len(shape):
-            raise error(
+            raise op.error(
                 f"'{op.name}' expects %{value.name} to have {len(shape)} dimensions "
                 f"({shape_text(shape) or 'a scalar'}), found {len(type_.dims)}: {type_}",
-                op.loc,
                 remedy="give an operand of that rank, or change the rule",
                 notes=[note(f"%{value.name} is defined here", value.loc)],
             )
@@ -81,10 +80,9 @@ def factor_loads(op: Operation, rule: Rule) -> dict[str, Load]:
         if d.load is None:
             continue
         if len(group) == 1 and group[0] in even:
-            raise error(
+            raise op.error(
                 f"'{op.name}' expects the same load for factor '{group[0]}': %{value.name} has "
                 f"{value.type}, %{even[group[0]].name} has {even[group[0]].type}",
-                op.loc,
                 remedy="give both operands the clause load(...), or neither",
             )
         loads |= {f: d.load for f in group if f not in even}
@@ -122,9 +120,8 @@ def result_dims(
     ]
     loaded = [d.load for d in dims if d.load is not None]
     if len(set(loaded)) < len(loaded):
-        raise error(
+        raise op.error(
             f"'{op.name}' splits a dimension with a different number of rows on each rank",
-            op.loc,
             remedy="keep it whole, or leave out stg.expert_load",
         )
     return tuple(dims)
@@ -145,10 +142,9 @@ def _agree(
     if same(known[0], size):
         return
     kind = "local size" if local else "size"
-    raise error(
+    raise op.error(
         f"'{op.name}' expects the same {kind} for factor '{factor}': %{known[2]} has {known[0]}, "
         f"%{value.name} has {size}",
-        op.loc,
         remedy=f"make both {known[0]}, or use another letter",
         notes=[
             note(f"%{known[2]} is defined here", known[1]),
@@ -163,22 +159,20 @@ def _solve(
     unknown = [f for f in group if f not in sizes]
     for factor in group:
         if factor in sizes and (stated := sizes[factor].value) is not None and stated < 1:
-            raise error(
+            raise op.error(
                 f"'{op.name}' gives factor '{factor}' the size {stated}, expected at least 1",
-                op.loc,
                 remedy="give it a size that divides the dimension",
             )
     known = product(sizes[f] for f in group if f in sizes)
     if len(unknown) > 1:
-        raise error(
+        raise op.error(
             f"'{op.name}' cannot infer the sizes of factors {', '.join(unknown)}, which share a "
             f"dimension of %{value.name}",
-            op.loc,
             remedy="use all but one of these factors in another operand",
         )
     if unknown:
         sizes[unknown[0]] = size / known
     elif size != known and not same(size, known):
-        raise error(
-            f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}", op.loc
+        raise op.error(
+            f"'{op.name}' expects a dimension of %{value.name} to be {known}, found {size}"
         )

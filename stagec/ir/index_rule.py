@@ -9,7 +9,6 @@ from string import ascii_lowercase
 
 from stagec.ir.core import Operation
 from stagec.ir.rule import Rule, make_rule, parse_rule
-from stagec.support.diagnostics import error
 from stagec.support.words import counted
 
 
@@ -49,10 +48,9 @@ class IndexRule:
         for value, shape in zip(op.operands, shapes, strict=False):
             named = len(shape) - len("...")
             if "..." in shape and value.tensor.rank < named:
-                raise error(
+                raise op.error(
                     f"'{op.name}' expects %{value.name} to have at least "
                     f"{counted(named, 'dimension')}, found {value.type}",
-                    op.loc,
                     remedy="give it an operand of that rank",
                 )
             if "..." in shape:

@@ -3,8 +3,6 @@
 Types are inferred from the operands, op by op; a wrong type is reported at its location.
 """
 
-from __future__ import annotations
-
 import sys
 from traceback import extract_tb
 

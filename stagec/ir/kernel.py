@@ -4,8 +4,6 @@ A kernel is a matrix product, fused attention, or bound by memory. The first two
 extents; `stagec.program.kernels` has those of a program as numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +18,8 @@ EXPERTS = "experts"
 EXPANDS = "expands"
 #: The marks of such products of experts in Triton kernels, and of Marlin kernels.
 TRITON, MARLIN = "triton", "marlin"
+#: The mark of an update that the host makes in its own memory.
+ON_HOST = "host"
 #: All marks of products that expand 4-bit weights.
 EXPANDING = EXPANDS, TRITON, MARLIN
 #: The mark of a kernel bound by memory whose work an adjacent kernel does, followed by `ALWAYS` or

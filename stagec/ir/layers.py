@@ -12,8 +12,6 @@ pass through all of them.
 runs a 0, a 1, b 0, a 2, a 3, b 1: %h of a 2 is what b 0 yields, and %y is what b 1 yields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +20,6 @@ from typing import NamedTuple
 from stagec.ir.core import Operation, Region, SymbolRef, Value
 from stagec.ir.order import LayerOrder
 from stagec.ir.traits import Repeats
-from stagec.support.diagnostics import error
 
 
 class LayerTurn(NamedTuple):
@@ -80,9 +77,8 @@ def order_of(repeat: Operation) -> LayerOrder | None:
     order = declared.attrs.get("layers") if declared is not None else None
     if isinstance(order, LayerOrder):
         return order
-    raise error(
+    raise repeat.error(
         f"no stg.order {name} is declared",
-        repeat.loc,
         remedy=f"declare it in the module: stg.order {name}[2*{repeat.symbol or 'kind'}]",
     )
 
@@ -176,10 +172,9 @@ def _needed(stack: LayerStack, later: Sequence[Operation]) -> list[Operation]:
     for op in stack.members:
         for value in op.results:
             if value in wanted:
-                raise error(
+                raise op.error(
                     f"%{value.name} is produced by layers of one kind and used by layers of "
                     "another kind in the same stack",
-                    op.loc,
                     remedy="pass it on as a carried value, or leave the order out",
                 )
     return needed[::-1]

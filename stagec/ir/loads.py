@@ -4,8 +4,6 @@ A strategy states relative loads of experts (`stg.expert_load`); `stg.rows` stat
 rank under even load, and the axes that distinguish the ranks. Both determine the value of `E_load`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property

@@ -1,7 +1,5 @@
 """A cache of functions of operations, shared by equal operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 

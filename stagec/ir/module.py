@@ -123,9 +123,8 @@ class Module:
         public = [func for func in self.functions if not func.flag("private")]
         if len(public) != 1:
             which = " that are not private" if len(public) < len(self.functions) else ""
-            raise error(
+            raise self.root.error(
                 f"module @{self.name} has {len(public)} functions{which}, expected one",
-                self.root.loc,
                 remedy="state the forward computation in one stg.func",
             )
         return public[0]

@@ -35,10 +35,10 @@ Sizes = Mapping[str, Expr]
 Grads: TypeAlias = Sequence[Value | None]
 #: The axes over which special factors are split.
 Splits: TypeAlias = Mapping[str, tuple[str, ...]]
-#: The size of a dimension on one rank; None if it has no value.
-LocalSize: TypeAlias = Callable[[Expr], "int | None"]
+#: Whether a size is 1 on each rank; False if it has no value.
+IsOneOnRank: TypeAlias = Callable[[Expr], bool]
 #: Builds the unfused form of an op before it, and returns the values that replace its results.
-EagerForm: TypeAlias = "Callable[[Builder, Operation, LocalSize], Sequence[Value] | None]"
+EagerForm: TypeAlias = "Callable[[Builder, Operation, IsOneOnRank], Sequence[Value] | None]"
 _T = TypeVar("_T", bound=Trait)
 _K = TypeVar("_K")
 _COMMON = (
@@ -136,9 +136,8 @@ class OpDef:
         `DiagnosticError`."""
         rule = self.rule(op)
         if rule is None and op.results:
-            raise error(
+            raise op.error(
                 f"'{op.name}' has no rule, so its results have no types",
-                op.loc,
                 remedy="define 'rule' in its op definition, or 'infer'",
             )
         if rule is None:
@@ -146,9 +145,8 @@ class OpDef:
         sizes = factor_sizes(op, rule)
         lost = [f for shape in rule.results for g in shape for f in g if f not in sizes]
         if lost:
-            raise error(
+            raise op.error(
                 f"'{op.name}' cannot infer the size of factor '{lost[0]}' of its result",
-                op.loc,
                 remedy="use letters of the operands only",
             )
         dtypes, loads, routed = self.dtypes(op), factor_loads(op, rule), factor_routed(op, rule)
@@ -225,9 +223,8 @@ class OpDef:
         Forward values that it uses are those that backward needs: they are stashed. None stands for
         no gradient. Raises `DiagnosticError` if the op has no gradient.
         """
-        raise error(
+        raise op.error(
             f"'{self.name}' has no gradient",
-            op.loc,
             remedy="define 'grad' in its op definition, or keep it off the path to the loss",
         )
 
@@ -237,7 +234,7 @@ class OpDef:
         """By the names that `stg.kernels` uses: forms of the op that are several operations in
         PyTorch without a compiler. A form builds these operations before the op and returns the
         values that replace its results, or None if it is a single operation in this place. Its last
-        argument gives the size of a dimension on one rank, as the strategy splits it."""
+        argument tells whether a size is 1 on each rank, as the strategy splits it."""
         return {}
 
     # -- serving -----------------------------------------------------------------------------------
@@ -250,10 +247,9 @@ class OpDef:
         State of the op comes from `step`. Raises `DiagnosticError` if there is no such form.
         """
         if step.mixes(op):
-            raise error(
+            raise op.error(
                 f"'{self.name}' combines several tokens of a sequence, but has no form for "
                 "serving, which needs state of the tokens before",
-                op.loc,
                 remedy="serve a causal model, or define 'serve' in its op definition",
             )
         return None
@@ -273,9 +269,8 @@ class OpDef:
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         """The results as numpy arrays, from local operands on one rank. Raises `DiagnosticError` if
         the op has no reference."""
-        raise error(
+        raise op.error(
             f"'{self.name}' has no numeric reference",
-            op.loc,
             remedy="define 'reference' in its op definition",
         )
 
@@ -289,9 +284,8 @@ class OpDef:
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         """Rewrite the op for split special factors; returns the values that replace its results.
         Raises `DiagnosticError` if the op cannot be split."""
-        raise error(
+        raise op.error(
             f"'{self.name}' cannot be split over {sorted(special)}",
-            op.loc,
             remedy="leave that dimension whole, or define 'partition' in its op definition",
         )
 
@@ -305,7 +299,7 @@ class OpDef:
 
 def _all_of(kind: type[_K], given: object) -> tuple[_K, ...]:
     """The items of this kind. Other items in a class of a plug-in are errors when the plug-in is
-    loaded (`stagec.pipeline.plugin_checks`), not when its class is created."""
+    loaded (`stagec.pipeline.plugins`), not when its class is created."""
     items = cast("tuple[object, ...]", given) if isinstance(given, tuple) else ()
     return tuple(item for item in items if isinstance(item, kind))
 

@@ -6,8 +6,6 @@ yields, %x where bias is no %r = stg.rope[statics = rope](%y)       stg.rope[bas
 stg.call @f[bias, rope = (base = 100, first = R)](%x)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Attr, NamedAttr, Operation, substitute_attr

@@ -4,8 +4,6 @@ An op with the rule `bsd,df->bsf` and `s` gathered takes [B, S@tp, D] and gives 
 computes on all of S, of which a rank has 1/tp: it gathers dimension 1 of operand 0 over tp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

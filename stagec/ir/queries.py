@@ -11,8 +11,6 @@ with the same answers:
 Reading a value directly notes the value itself, so every dependency is noted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -59,6 +57,20 @@ class Divides:
 
 
 @dataclass(frozen=True, slots=True)
+class IsWhole:
+    """Query: whether an expression is a whole number."""
+
+    expr: Expr
+
+    def __call__(self, values: Env) -> bool:
+        try:
+            evaluate(self.expr, values)
+        except NotAnIntegerError:
+            return False
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class NumberOf:
     """Query: the number of an expression."""
 
@@ -100,6 +112,10 @@ class Queries:
     _changes: list[tuple[Answers, Mapping[str, int]]] = field(
         default_factory=list[tuple[Answers, Mapping[str, int]]]
     )
+    #: The values of the last two matches, each with the number of answers: callers ask again.
+    _matched: list[tuple[int, Mapping[str, int]]] = field(
+        default_factory=list[tuple[int, Mapping[str, int]]]
+    )
 
     def change(self, values: Mapping[str, int]) -> None:
         """Set new values of symbols for later queries; they must follow from the answers so far."""
@@ -112,14 +128,17 @@ class Queries:
 
     def same(self, values: Mapping[str, int]) -> bool:
         """Whether all answers are equal for these initial values."""
-        now = dict(values)
+        now, asked = dict(values), (len(self.answers), values)
+        if asked in self._matched:
+            return True
         try:
             for answers, changed in (*self._changes, (self.answers, dict[str, int]())):
                 if any(question(now) != a for question, a in answers.items()):
                     return False
                 now |= changed
-        except (UnboundError, ArithmeticError):
+        except (UnboundError, ArithmeticError, NotAnIntegerError):
             return False
+        self._matched = [asked, *self._matched[:1]]
         return True
 
 

@@ -5,8 +5,6 @@ without either, all iterations replay. Layers are counted from 0 in forward orde
 or over the whole stack if it has several kinds of layers.
 """
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, call, const
 from stagec.ir.layers import order_of, place_of

@@ -3,8 +3,6 @@
 The passes of the same names call these functions, which change a module in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from operator import attrgetter, itemgetter
 

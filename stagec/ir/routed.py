@@ -11,8 +11,6 @@ correlated, but equally for all pairs, which does not change the distance of the
 mean. If experts have loads of their own (`stg.expert_load`), the share follows from their rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

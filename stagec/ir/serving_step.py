@@ -8,8 +8,6 @@ are the rows that queries may see, the new ones last. The pass `to-serving` adds
 such state (`passes/serving/caches.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

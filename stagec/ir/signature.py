@@ -5,8 +5,6 @@ It is used both for parsed operations (`stagec.text.build`, which knows the loca
 parameter) and for those that passes make (`stagec.ir.verify`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

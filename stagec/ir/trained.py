@@ -1,7 +1,5 @@
 """Values that depend on trained parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from stagec.ir.core import Operation, Region, Value

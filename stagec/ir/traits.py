@@ -5,8 +5,6 @@ classes: an op with `View` has `Free` too. The rows of the tables below are exam
 compares them with the built-in ops.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from stagec.support.frozen import Frozen

@@ -1,12 +1,11 @@
 """A cache of verification results, so that only what a pass has changed is verified again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from stagec.ir.core import Attr, Operation, Value
 from stagec.ir.facts import Facts, Relation
 from stagec.ir.module import Module
+from stagec.ir.queries import plain
 from stagec.ir.types import TensorType, Type
 from stagec.support.diagnostics import DiagnosticList
 
@@ -160,5 +159,5 @@ class VerifiedCache:
 def _declarations(module: Module) -> _Key:
     """The declarations of a module that checks of operations read."""
     mesh = module.mesh
-    sizes, loads = mesh.sizes if mesh else None, list(module.loads)
-    return module.phase == "lowered", module.symbols, sizes, loads, module.zigzag
+    sizes, loads = plain(mesh.sizes) if mesh else None, list(module.loads)
+    return module.phase == "lowered", plain(module.symbols), sizes, loads, module.zigzag

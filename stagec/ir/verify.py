@@ -4,8 +4,6 @@
 `stagec.pipeline.verify`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 
 from stagec.ir.core import Attr, NamedAttr, NotATensorError, Operation, Region, Value
@@ -16,6 +14,7 @@ from stagec.ir.infer import describe, infer_op, misfit
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp
 from stagec.ir.param import AXES, DIMS, STATICS
+from stagec.ir.queries import IsWhole, ask
 from stagec.ir.rule import RuleSyntaxError
 from stagec.ir.serving_step import MIXED
 from stagec.ir.signature import check_signature
@@ -180,6 +179,8 @@ class _Checker:
         for factor, size in sizes.items():
             if not size.symbols <= self._env.keys():
                 continue
+            if ask(IsWhole(size), self._env):
+                continue
             try:
                 evaluate(size, self._env)
             except NotAnIntegerError as e:
@@ -313,10 +314,13 @@ def _check_definition(op: Operation, problems: DiagnosticList) -> None:
 
 def broken(relation: Relation, env: Mapping[str, int]) -> str | None:
     """Why a relation does not hold for these values of all its symbols; None if it does."""
-    values = ", ".join(f"{name} = {env[name]}" for name in sorted(relation.symbols))
     try:
         if relation.holds(env):
             return None
+    except (ArithmeticError, NotAnIntegerError):
+        pass  # the text below says which
+    values = ", ".join(f"{name} = {env[name]}" for name in sorted(relation.symbols))
+    try:
         left = evaluate(relation.left, env)
         if relation.modulus is not None:
             left %= evaluate(relation.modulus, env)

@@ -1,7 +1,5 @@
 """Checks of options: each is declared once, in a private function, and used as declared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation

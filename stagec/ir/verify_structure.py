@@ -1,7 +1,5 @@
 """Checks of where operations may be: declarations in the module, computations in functions."""
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation, Region
 from stagec.ir.module import Module
 from stagec.ir.opdef import UnregisteredOp

@@ -1,13 +1,12 @@
 """Checks of single types: positive sizes, axes used once, and splits that are known to divide."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import Expr, evaluate, numerator_and_denominator
 from stagec.ir.facts import Facts, divisible
 from stagec.ir.module import Module
+from stagec.ir.queries import Divides, ask
 from stagec.ir.rule import Rule
 from stagec.ir.types import Dim, TensorType, axis_size
 from stagec.support.diagnostics import (
@@ -65,6 +64,8 @@ class TypeChecker:
             )
 
     def _check_numbers(self, dim: Dim, divisor: Expr, loc: Loc) -> None:
+        if ask(Divides(divisor, dim.size), self._env):
+            return
         count = evaluate(divisor, self._env)
         try:
             size = evaluate(dim.size, self._env)

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.lowered import rooms_of
 from stagec.jobs.request.limit import AT_HAND, Limit
+from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.steps import BLOCK
+from stagec.jobs.session import Session
 from stagec.jobs.step_modules import ServedSteps
 from stagec.memory.timeline import CACHES, STATIC
-from stagec.serving.requests import Request
+from stagec.serving.policy import ServerLimits
+from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 
 if TYPE_CHECKING:
     from stagec.jobs.figures import CompiledJob
@@ -123,3 +127,49 @@ def _weights(memory: Mapping[str, int]) -> int:
 def _passing(memory: Mapping[str, int]) -> int:
     """Bytes of activations."""
     return sum(memory.values()) - memory.get(CACHES, 0) - _weights(memory)
+
+
+def page_of(options: JobOptions) -> int:
+    """The tokens of a block of the cache."""
+    return options.page if options.page > 1 else BLOCK
+
+
+def prefix_block(options: JobOptions, requests: Sequence[Request]) -> int:
+    """The tokens of a block of the prefix cache; 0 if no request states its prefix. Raises
+    `DiagnosticError` if pages of the cache do not divide a block."""
+    page = page_of(options)
+    if not any(request.prefix for request in requests):
+        return 0
+    if HASH_BLOCK % page:
+        raise error(
+            f"pages of {page} tokens do not divide the {HASH_BLOCK} tokens of a block in hash_ids",
+            remedy=f"choose a divisor of {HASH_BLOCK}, such as --page 16",
+        )
+    return HASH_BLOCK
+
+
+def check_requests(
+    requests: Sequence[Request], model: ServedSteps, every: Sequence[ServerLimits], session: Session
+) -> None:
+    """Refuse requests that exceed the cache of a replica with one of these limits, and warn of
+    requests beyond the positions of the model."""
+    longest = max(requests, key=lambda r: r.prompt + r.output)
+    serving = model.builder.serving
+    positions, last = serving.positions if serving is not None else 0, longest.prompt
+    last += longest.output - 1
+    if positions and last > positions:
+        text = f"requests reach position {last:,}, beyond the {positions:,} of the model"
+        session.report(Diagnostic(text, longest.loc, severity="warning"))
+    for limits in every:
+        if limits.blocks is None:
+            continue
+        needed = limits.blocks_for(last)
+        if needed > limits.blocks:
+            raise error(
+                f"a request with a prompt of {longest.prompt:,} and an output of "
+                f"{longest.output:,} tokens needs {needed:,} blocks of {limits.block} tokens, but "
+                f"the cache of a replica has {limits.blocks:,}",
+                longest.loc,
+                remedy="split the model over more ranks, store caches in few bits (--kv-dtype "
+                "fp8), or leave the request out",
+            )

@@ -4,8 +4,6 @@ Flags are written as a `stg.strategy` text and parsed like any other, so that st
 form; `--print-strategy` shows it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,6 +18,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
 from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.ir_spec.strategy.weights import WeightsRule
@@ -146,10 +145,9 @@ class JobBuilder:
         if not rule.count:
             return
         if self.serving is None:
-            raise error(
+            raise rule.error(
                 "redundant experts need a step of serving: training would give each copy weights "
                 "of its own",
-                rule.loc,
                 remedy="add --serve, or leave out stg.redundant_experts (--redundant-experts)",
             )
         if experts is not None:
@@ -320,7 +318,7 @@ class JobBuilder:
         ops = [op] if op.name == "stg.strategy" else list(op.region.ops) if op.region else []
         wanted = [o for o in ops if o.name in ("stg.strategy", "stg.mesh", "stg.assume")]
         if not any(o.name == "stg.strategy" for o in wanted):
-            raise error(f"{source.name} has no 'stg.strategy'", op.loc, remedy=_FORM)
+            raise op.error(f"{source.name} has no 'stg.strategy'", remedy=_FORM)
         for o in wanted:
             if o.parent:
                 o.parent.ops.remove(o)
@@ -331,9 +329,8 @@ class JobBuilder:
         mesh = next(op for op in (*given, *module.ops("stg.mesh")) if op.name == "stg.mesh")
         for axis, size in self._axes().items():
             if axis not in mesh.attrs:
-                raise error(
+                raise mesh.error(
                     f"the mesh has no axis '{axis}'",
-                    mesh.loc,
                     remedy=f"its axes are: {', '.join(mesh.attrs) or 'none'}",
                 )
             mesh.attrs[axis] = True if size is None else const(size)
@@ -456,6 +453,14 @@ def set_symbols(module: Module, values: Mapping[str, int]) -> None:
                 remedy=did_you_mean(name, declared) or f"its symbols are: {', '.join(declared)}",
             )
         declared[name].attrs[name] = const(value)
+
+
+def count_copies(module: Module) -> None:
+    """Make the copies between device and host nodes, since they take time."""
+    for strategy in module.ops("stg.strategy"):
+        for op in strategy.body.ops:
+            if op.name == OffloadOp.name:
+                op.attrs["nodes"] = True
 
 
 def _trains(module: Module) -> bool:

@@ -5,23 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures, MemoryFigures
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
-from stagec.jobs.builder import JobBuilder
+from stagec.jobs.builder import JobBuilder, count_copies
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.text.printer import print_op
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
+from stagec.time.step import Issued
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.machines import Machine
-    from stagec.time.step import Issued
 
 #: The structures that the process has compiled, the most recently used one last. Jobs that differ
 #: only in sizes and degrees have one structure.
@@ -31,7 +31,7 @@ _structures: dict[Hashable, Compiles] = {}
 _MOST_KEPT, _MOST_NODES = 160, 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CompiledJob:
     """A job whose structure is compiled once in a process. `again` compiles it with figures, if the
     compile no longer has them."""
@@ -48,6 +48,7 @@ class CompiledJob:
         """The job of these options, with `figures` from a compile that has figures. Diagnostics go
         to the session, if there is one. Raises `DiagnosticError`."""
         builder = JobBuilder(options, session)
+        count_copies(builder.module)
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values
@@ -62,7 +63,7 @@ class CompiledJob:
         """The one step of the job, by the empty name; `LoweredJob` may have several steps."""
         return {"": self}
 
-    @property
+    @cached_property
     def issued(self) -> Mapping[str, Issued]:
         """What its ranks issue, by the empty name."""
         return {"": self.compiled.issued(self.values)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stagec.ir_spec.strategy.scheduler import SchedulerOp
@@ -10,6 +10,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
+    from stagec.formats.base import Format
     from stagec.time.costs.software import Software
 
 NO_GRAPHS = "--no-graphs has no effect"
@@ -27,3 +28,17 @@ def without_graphs(software: Iterable[Software]) -> Iterator[Diagnostic]:
     """`--no-graphs` on steps of this software, if hosts launch none of them as a graph."""
     if not any(each.is_graph for each in software):
         yield Diagnostic(f"{NO_GRAPHS}: hosts launch no graph in this step", severity="warning")
+
+
+def written_without_graphs(
+    formats: Sequence[Format], software: Iterable[Software], *, timed: bool = False
+) -> Iterator[Diagnostic]:
+    """`--no-graphs` on files of these formats, unless one has the time of the step or it is `timed`
+    elsewhere, and on steps that are no graphs."""
+    from stagec.formats.timeline.ranks import TimelineFormat
+
+    if timed or any(isinstance(each, TimelineFormat) for each in formats):
+        yield from without_graphs(software)
+        return
+    shown = " and ".join(each.name for each in formats)
+    yield Diagnostic(f"{NO_GRAPHS} on {shown}, which has no launches", severity="warning")

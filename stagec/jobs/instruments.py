@@ -1,7 +1,5 @@
 """The instruments that the options of `opt`, `compile` and `analyze` ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path

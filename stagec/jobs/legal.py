@@ -1,8 +1,6 @@
 """Checks whether a job of flags is legal, without compiling it, so that `compile` accepts the jobs
 that searches propose."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from math import prod

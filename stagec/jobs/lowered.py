@@ -10,6 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.analysis.figures import FigureFormulas, Figures, MemoryFigures, joined_figures
+from stagec.analysis.memory_fit import MemoryFit, memory_fit
+from stagec.analysis.model_flops import step_flops
+from stagec.ir.module import Module
+from stagec.jobs.builder import count_copies
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.planned import Looks
 from stagec.jobs.pod_options import has_pods
@@ -17,16 +21,14 @@ from stagec.jobs.pods import Pods
 from stagec.jobs.request.machine import own_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.pipeline.instrument import PLAN, Hooks
+from stagec.pipeline.passes import Pass
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
+from stagec.time.step import Issued, IssuedStep
 
 if TYPE_CHECKING:
-    from stagec.analysis.memory_fit import MemoryFit
     from stagec.analysis.time_report import TimeReport
-    from stagec.ir.module import Module
-    from stagec.machines import Machine
-    from stagec.pipeline.passes import Pass
-    from stagec.time.step import Issued, IssuedStep
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class LoweredJob:
         are needed. Pods in `peers` are given as modules and not compiled. `progress` is called with
         messages. Raises `DiagnosticError`."""
         pods = Pods.of(options, session, peers=peers)
+        for builder in pods.every.values():
+            count_copies(builder.module)
         looks, watching = {pod: Looks() for pod in pods.every}, dict[str, list[Hooks]]()
         for pod, look in looks.items():
             passes = len(pods.first.loaded.pipeline(pods.passes(pod)).passes)
@@ -88,8 +92,6 @@ class LoweredJob:
     @cached_property
     def issued(self) -> Mapping[str, Issued]:
         """What each pod issues."""
-        from stagec.time.step import Issued
-
         return {pod: Issued.of(module) for pod, module in self.pods.modules.items()}
 
     @property
@@ -106,7 +108,6 @@ class LoweredJob:
     ) -> Mapping[str, TimedStep]:
         """The time of each step, by its first pod. The transfer of caches between steps takes no
         time here. Raises `DiagnosticError`."""
-        from stagec.analysis.model_flops import step_flops
         from stagec.analysis.time_report import time_report
         from stagec.time.pods_step import IssuedPods
 
@@ -193,8 +194,6 @@ def _worst_fit(
     machine: Machine, jobs: Sequence[Issued], peaks: Sequence[int | None]
 ) -> MemoryFit | None:
     """The fit of the job with least memory left; None if one of them has no memory plan."""
-    from stagec.analysis.memory_fit import memory_fit
-
     each = ((job, peak) for job, peak in zip(jobs, peaks, strict=True) if peak is not None)
     fits = [memory_fit(j.software.machine_of(machine), j.mesh, peak) for j, peak in each]
     return min(fits, key=lambda fit: fit.by) if len(fits) == len(peaks) else None

@@ -1,8 +1,6 @@
 """Observes a module in the middle of a compilation, such as its memory plan, which later passes
 lower away."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, TypeVar
 

@@ -2,8 +2,6 @@
 with `--part` each pod has a part of the model; with `--draft` a pod has a model of its own, on its
 own ranks or on those of the other model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 from typing import Any
 

@@ -21,14 +21,14 @@ from stagec.jobs.pod_options import guests, has_pods, options_of, pod_names
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.pipeline.instrument import Instrument
+from stagec.pipeline.passes import Pass
+from stagec.program.nodes import Ints
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import DiagnosticError, note
 
 if TYPE_CHECKING:
     from stagec.analysis.model_flops import ModelFlops
     from stagec.jobs.planned import Looks
-    from stagec.pipeline.passes import Pass
-    from stagec.program.nodes import Ints
 
 #: The beginning of a note that names the pod of an error.
 IN_POD = "in the pod"

@@ -7,103 +7,103 @@ compiled once; the trace of a rank has all steps one after the other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from stagec.ir.serving_step import MIXED
-from stagec.ir_spec.strategy.scheduler import BUDGET
-from stagec.jobs.admission import Room, largest_step
-from stagec.jobs.request.steps import BLOCK, MAX_STEPS, SEQUENCES, TICK
+from stagec.ir_spec.strategy.scheduler import SchedulerRule
+from stagec.jobs.admission import Room, check_requests, largest_step, page_of, prefix_block
+from stagec.jobs.request.steps import MAX_STEPS, SEQUENCES
 from stagec.jobs.session import Session
 from stagec.serving.arrivals import requests_of
-from stagec.serving.engine import Duration, Engine, Served, Stretch
 from stagec.serving.latency import latencies
 from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, policies_of
-from stagec.serving.requests import Request, seconds_text
+from stagec.serving.requests import Request
+from stagec.serving.served import ServedRequest
 from stagec.serving.step import SequenceClass, Step, step_of
-from stagec.support.diagnostics import Diagnostic, error
+from stagec.serving.stepped import ServedStep, StepTime, stepped_server
+from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.ir.opdef import Registry
     from stagec.jobs.request.options import JobOptions
+    from stagec.jobs.step_modules import StepModules
 
 #: The number of steps between two progress messages.
 _OFTEN = 100
 
 
 @dataclass(frozen=True)
-class StepRun:
-    """The consecutive steps of ranks that step together. The tokens of step i were sampled
-    `after[i]` steps before it (0: by no step)."""
-
-    steps: Sequence[Step]
-    after: Sequence[int]
-
-    @property
-    def distinct(self) -> list[Step]:
-        """The distinct steps, in order of first use."""
-        return list(dict.fromkeys(self.steps))
-
-    def order(self, distinct: Sequence[Step]) -> list[int]:
-        """The place of each step among distinct ones."""
-        place = {step: i for i, step in enumerate(distinct)}
-        return [place[step] for step in self.steps]
-
-
-@dataclass(frozen=True)
 class StepList:
     """The steps of a job: one run of all ranks, or one for each replica of the server.
 
-    `about` describes their origin in the manifest. `tokens` counts computed tokens by kind of
-    class, `sampled` those that get logits, summed over `groups` of ranks, without padding. `served`
-    are the requests that are done; the last step ends at `end`, in nanoseconds.
+    `about` describes their origin in the manifest. `served` are the requests that are done by all
+    `groups` of ranks.
     """
 
-    runs: Sequence[StepRun]
+    runs: Sequence[Sequence[ServedStep]]
     about: Mapping[str, object]
-    tokens: Mapping[str, int]
-    sampled: int
     groups: int = 1
-    served: Sequence[Served] = ()
-    end: int = 0
+    served: Sequence[ServedRequest] = ()
     room: Room | None = None
 
     @property
-    def distinct(self) -> list[Step]:
-        """The distinct steps, in order of first use."""
-        return list(dict.fromkeys(step for run in self.runs for step in run.steps))
+    def own(self) -> Iterator[Step]:
+        """The steps of each group of ranks, without padding."""
+        return (step for run in self.runs for each in run for step in each.groups)
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        """The computed tokens of all groups by kind of class."""
+        tokens = Counter[str]()
+        for each in (c for step in self.own for c in step.classes):
+            tokens[each.kind] += each.tokens
+        return tokens
+
+    @property
+    def sampled(self) -> int:
+        """The tokens of all groups that get logits."""
+        return sum(step.sampled for step in self.own)
+
+    @property
+    def distinct(self) -> Mapping[Step, int]:
+        """The distinct steps, in order of first use, with their places."""
+        return places(each for run in self.runs for each in run)
 
     def manifest(self) -> dict[str, object]:
         """The entry of the manifest: the distinct steps, and for each run the consecutive steps as
         pairs of a number among these and a count."""
         distinct = self.distinct
-        orders = (run.order(distinct) for run in self.runs)
+        orders = ((distinct[each.step] for each in run) for run in self.runs)
         runs = [[[n, len(list(same))] for n, same in groupby(order)] for order in orders]
         times = {name: spread.as_json() for name, spread in latencies(self.served).items()}
         about = {**self.about, **({"times": times} if times else {})}
         return {**about, "compositions": [str(s) for s in distinct], "steps": runs}
 
 
+def places(steps: Iterable[ServedStep]) -> dict[Step, int]:
+    """The distinct ones of these steps, in order of first use, with their places."""
+    return {step: i for i, step in enumerate(dict.fromkeys(each.step for each in steps))}
+
+
 @dataclass(frozen=True)
 class StepsAsked:
-    """The question of a job of steps: its options, on `depth` pipeline stages, for a model with
-    `positions` positions (0: not known) and sequences of `longest` tokens in its text (0: open).
-    Each of `groups` groups of ranks has requests of its own, and `coupled` of them wait for each
-    other. `times` gives the nanoseconds of a step on the machine, if there is one, and `room` the
-    room for caches."""
+    """The question of a job of steps: its options, its compiles, and `scheduler`, on `depth`
+    pipeline stages. Each of `groups` groups of ranks has requests of its own, and `coupled` of them
+    wait for each other. `times` gives the times of a step, by a `clock` that the manifest names,
+    and `room` the room for caches on the machine, if there is one."""
 
     options: JobOptions
     given: Mapping[str, Any]
     session: Session
-    registry: Registry
+    modules: StepModules
+    scheduler: SchedulerRule
     depth: int
-    positions: int
-    longest: int
     groups: int
     coupled: int
-    times: Callable[[Step], int] | None = None
+    times: StepTime
+    clock: Mapping[str, str]
     room: Callable[[Step, int], Room] | None = None
 
     def steps(self) -> StepList:
@@ -112,10 +112,12 @@ class StepsAsked:
         served = self.given["requests"] is not None
         steps = self._served() if served else self._repeated()
         bucket = self.given["bucket"]
-        rows = [[step.rounded(bucket) for step in run.steps] for run in steps.runs]
-        if served:
-            rows = [[step.together(prompts=False) for step in row] for row in rows]
-        runs = [replace(run, steps=row) for run, row in zip(steps.runs, rows, strict=True)]
+
+        def rounded(step: Step) -> Step:
+            step = step.rounded(bucket)
+            return step.together(prompts=False) if served else step
+
+        runs = [[replace(each, step=rounded(each.step)) for each in run] for run in steps.runs]
         about = {**steps.about, **({"bucket": bucket} if bucket > 1 else {})}
         return replace(steps, runs=runs, about=about)
 
@@ -124,9 +126,10 @@ class StepsAsked:
     def _served(self) -> StepList:
         given = self.given
         self._refuse("step", "context", "prompt", "speculative")
-        policy = find_policy(given["policy"], policies_of(self.registry.extras))
+        extras = self.modules.builder.module.registry.extras
+        policy = find_policy(given["policy"], policies_of(extras))
         requests = requests_of(given["requests"])
-        self._check_positions(requests)
+        self._check_prompts(requests)
         replicas = self.groups // self.coupled
         if len(requests) < replicas:
             raise error(
@@ -135,84 +138,62 @@ class StepsAsked:
                 remedy=f"use at most {len(requests)} replicas (--dp), or more requests",
             )
         limits, room = self._limits(requests)
-        per_replica = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
-        engines = [engine for engine, _ in per_replica]
-        if unserved := sum(engine.unserved for engine in engines):
+        check_requests(requests, self.modules, [limits], self.session)
+        rows = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
+        served = [job for _, done in rows for job in done]
+        if unserved := len(requests) - len(served):
             text = f"{unserved:,} of {len(requests):,} requests are not done after the steps"
             self.session.remark(text)
-        served = [
-            replace(each, number=1 + r + replicas * (each.number - 1))
-            for r, engine in enumerate(engines)
-            for each in engine.served
-        ]
         shared = {"groups": self.groups, "sharing": "round robin"} if self.groups > 1 else {}
         about = {
             "requests": len(requests),
             "served": len(served),
-            "policy": policy.name,
+            "policy": given["policy"],
             "tokens": limits.tokens,
             "sequences": limits.sequences,
             **({} if limits.blocks is None else {"blocks": limits.blocks, "block": limits.block}),
             **shared,
-            **self._clock,
+            **self.clock,
         }
-        runs = [
-            StepRun(
-                [step for each in stretches for step in each.steps],
-                [n for each in stretches for n in (each.after, *[1] * (each.count - 1))],
-            )
-            for _, stretches in per_replica
-        ]
-        tokens, sampled = Counter[str](), 0
-        for each in (each for _, stretches in per_replica for each in stretches):
-            for step in each.groups:
-                sampled += step.sampled * each.count
-                for c in step.classes:
-                    tokens[c.kind] += c.tokens * each.count
-        end = max(stretches[-1].end for _, stretches in per_replica)
-        return StepList(runs, about, tokens, sampled, self.groups, served, end, room)
+        return StepList([steps for steps, _ in rows], about, self.groups, served, room)
 
     def _run(
-        self, requests: Sequence[Request], policy: BatchingPolicy, limits: ServerLimits
-    ) -> tuple[Engine, Sequence[Stretch]]:
-        """Serve requests by the groups of ranks of one replica."""
-        most = self.given["steps"] or MAX_STEPS
+        self, requests: Sequence[Request], policy: BatchingPolicy | None, limits: ServerLimits
+    ) -> tuple[Sequence[ServedStep], Sequence[ServedRequest]]:
+        """The steps of the groups of ranks of one replica, and the requests that they have served.
+        Raises `DiagnosticError` if the policy never serves one."""
+        most, bucket = self.given["steps"] or MAX_STEPS, self.given["bucket"]
         with self.session.live() as progress:
-            duration = _counted(self._duration, most, progress)
-            engine = Engine(requests, policy, limits, duration, self.depth, self.coupled)
+            replica, run = stepped_server(
+                requests,
+                limits,
+                _counted(lambda step: self.times(step.rounded(bucket)), most, progress),
+                most,
+                policy=policy,
+                stages=self.depth,
+                groups=self.coupled,
+                scheduler=self.scheduler,
+                prefix_block=prefix_block(self.options, requests),
+            )
             try:
-                return engine, list(engine.stretches(most))
+                run.run()
             except KeyboardInterrupt:
-                of = f"{len(engine.served):,} of {len(requests):,}"
+                of = f"{len(run.done):,} of {len(requests):,}"
                 self.session.log(f"interrupted with {of} requests served")
                 raise
+        replica.check(len(requests) - len(run.done))
+        return replica.steps, run.done
 
     def _limits(self, requests: Sequence[Request]) -> tuple[ServerLimits, Room | None]:
         """The limits of a group of ranks, and the room for caches on the machine, if that
         determines them."""
         options, blocks = self.options, self.given["cache_blocks"]
-        tokens, sequences = options.chunk or BUDGET, options.batch or SEQUENCES
-        block = options.page if options.page > 1 else BLOCK
+        tokens, sequences = options.chunk or self.scheduler.tokens, options.batch or SEQUENCES
+        block = page_of(options)
         if blocks is not None or self.room is None:
             return ServerLimits(tokens, sequences, blocks or None, block), None
         room = self.room(largest_step(requests, tokens, sequences), block)
         return ServerLimits(tokens, sequences, room.blocks, block, fixed=room.fixed), room
-
-    @property
-    def _duration(self) -> Duration:
-        """The nanoseconds of steps: a constant, or a function of the step."""
-        times, bucket = self.times, self.given["bucket"]
-        if self.given["tick"] is not None or times is None:
-            return int(self.given["tick"] or TICK)
-        return lambda step: times(step.rounded(bucket))
-
-    @property
-    def _clock(self) -> Mapping[str, str]:
-        """The entry of the manifest on the times of steps."""
-        duration = self._duration
-        if isinstance(duration, int):
-            return {"tick_seconds": seconds_text(duration)}
-        return {"machine": str(self.given["machine"])}
 
     def _refuse(self, *names: str) -> None:
         for name in names:
@@ -223,26 +204,18 @@ class StepsAsked:
                     remedy="leave one of them out",
                 )
 
-    def _check_positions(self, requests: Sequence[Request]) -> None:
-        """Raise `DiagnosticError` for a prompt beyond the positions of the model, and warn of an
-        output beyond them."""
-        if not self.positions:
-            return
+    def _check_prompts(self, requests: Sequence[Request]) -> None:
+        """Raise `DiagnosticError` for a prompt beyond the positions of the model."""
+        serving = self.modules.builder.serving
+        positions = serving.positions if serving is not None else 0
         for number, request in enumerate(requests, 1):
-            if request.prompt > self.positions:
+            if positions and request.prompt > positions:
                 raise error(
                     f"request {number} has a prompt of {request.prompt:,} tokens, but the model "
-                    f"has {self.positions:,} positions",
+                    f"has {positions:,} positions",
                     request.loc,
                     remedy="remove the request, or serve a model with more positions",
                 )
-        most = max(requests, key=lambda r: r.prompt + r.output)
-        if most.prompt + most.output - 1 > self.positions:
-            text = (
-                f"requests reach position {most.prompt + most.output - 1:,}, beyond the "
-                f"{self.positions:,} of the model"
-            )
-            self.session.report(Diagnostic(text, most.loc, severity="warning"))
 
     # -- a first step ------------------------------------------------------------------------------
 
@@ -256,12 +229,11 @@ class StepsAsked:
         if self.depth > 1 and all(c.kind in ("decode", "verify") for c in first.classes):
             parts = _parts(first, self.depth)
         steps = [part.later(i) for i in range(count) for part in parts]
-        after = [min(i, len(parts)) if i >= len(parts) else 0 for i in range(len(steps))]
-        tokens = Counter[str]()
-        for each in (c for step in steps for c in step.classes):
-            tokens[each.kind] += each.tokens
-        sampled = sum(step.sampled for step in steps)
-        return StepList([StepRun(steps, after)], {"first": str(first)}, tokens, sampled)
+        run = [
+            ServedStep(step, (step,), len(parts) if i >= len(parts) else 0, 0)
+            for i, step in enumerate(steps)
+        ]
+        return StepList([run], {"first": str(first)})
 
     def _first(self) -> Step:
         from stagec.jobs.request.serving_flags import mixed_step
@@ -284,7 +256,8 @@ class StepsAsked:
                 )
             new = 1 + (options.speculative or 0)
             return step_of([SequenceClass(new, context, new, count)])
-        new = options.chunk or options.prompt or self.longest
+        serving = self.modules.builder.serving
+        new = options.chunk or options.prompt or (serving.longest if serving is not None else 0)
         if not new:
             raise error(
                 "--serve prefill needs --prompt: the tokens of each sequence",
@@ -293,18 +266,16 @@ class StepsAsked:
         return step_of([SequenceClass(new, context, 1, count)])
 
 
-def _counted(duration: Duration, most: int, progress: Callable[[str], None]) -> Duration:
-    """The same durations; `progress` is called with the number of steps timed so far."""
-    if isinstance(duration, int):
-        return duration
+def _counted(times: StepTime, most: int, progress: Callable[[str], None]) -> StepTime:
+    """The same times; `progress` is called with the number of steps timed so far."""
     done = 0
 
-    def counted(step: Step) -> int:
+    def counted(step: Step) -> tuple[int, int]:
         nonlocal done
         done += 1
         if done % _OFTEN == 1:
             progress(f"serving: {done:,} of at most {most:,} steps timed")
-        return duration(step)
+        return times(step)
 
     return counted
 

@@ -5,8 +5,6 @@ Strategies and flags take precedence. A statement of the strategy gets the param
 that it does not have; a default that the statement refuses together with others is left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +127,7 @@ def _chain(name: str, session: Session, registry: Registry) -> list[Operation]:
 def _parsed(source: Source, registry: Registry) -> Operation:
     op = parse_op(source, registry)
     if op.name != StackOp.name:
-        raise error(f"expected '{StackOp.name}', found '{op.name}'", op.loc, remedy=_FORM)
+        raise op.error(f"expected '{StackOp.name}', found '{op.name}'", remedy=_FORM)
     problems = DiagnosticList()
     seen: set[tuple[str, str]] = set()
     for each in op.body.ops:

@@ -1,8 +1,6 @@
 """Steps of servers on pipeline stages: a step is one microbatch, while other steps are on other
 stages."""
 
-from __future__ import annotations
-
 from stagec.jobs.pod_options import has_pods, options_of_pod
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions

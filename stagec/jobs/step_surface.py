@@ -15,8 +15,6 @@ each other, so the chunks are those of the group with most (`_fullest`). `ExactS
 step; `StepSurface.check` compares.
 """
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A text describes the compute units, memory and host link of a device, and the ne
 devices, level by level; docs/machines.md describes the schema.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files

@@ -13,8 +13,6 @@ Switches between devices are one level without oversubscription. The latency of 
 over the links of a shortest path. All devices with accelerators must be equal.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Reads machine texts from TOML into a `Machine`, with the location of every mistake."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A machine with two figures: FLOP/s of all types and bytes/s of its memory."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import get_args
 

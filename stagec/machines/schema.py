@@ -94,10 +94,14 @@ class Level(Text):
 
 
 class HostLink(Text):
-    """The link of a device to the memory of its host; the bandwidth is that of one direction."""
+    """The link of a device to the memory of its host; the bandwidth is that of one direction.
+    `memory` is the bandwidth of the memory of a host (default: that of the link of each device),
+    which `devices` of a node share."""
 
     bandwidth: Bandwidth
     latency: Duration
+    memory: Bandwidth | None = None
+    devices: Annotated[int, Field(ge=1)] = 8
 
 
 def check_levels(levels: Sequence[Level]) -> None:
@@ -150,6 +154,9 @@ class Machine(Text):
     host: HostLink
     efficiency: Efficiency
     _file: str = PrivateAttr("")
+
+    def __repr__(self) -> str:
+        return f"<stagec machine: {self.name}, {self.title}>"
 
     @property
     def given(self) -> str:

@@ -4,8 +4,6 @@
 returns the same numbers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -172,7 +172,8 @@ class _Runner:
         self._begun[stack.members[0]] = [self._gather(gathers, 0, 0)]
 
     def _fixed(self, value: Value) -> Buffer:
-        return self._static.setdefault(value, Buffer(value, static=True))
+        known = self._static
+        return known.get(value) or known.setdefault(value, Buffer(value, static=True))
 
     # -- steps -------------------------------------------------------------------------------------
 

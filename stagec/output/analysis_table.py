@@ -1,8 +1,6 @@
 """Tables of an analysis: what the ranks of a class do in a step, and what they hold; of a step of
 serving also what bounds its ops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
@@ -11,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stagec.analysis.memory_fit import MemoryFit
-from stagec.output.tables import bytes_text, console, count_text, fit_text, table
+from stagec.output.tables import bytes_text, console, count_text, fit_text, ranks_text, table
 from stagec.support.words import counted
 
 
@@ -140,8 +138,11 @@ def _copies(nodes: dict[str, Any]) -> str:
 
 
 def print_footprint(result: dict[str, Any], stream: TextIO) -> None:
-    """Whether it fits, a row for each rank class, and the largest buffers of the worst one."""
+    """The software, whether it fits, a row for each rank class, and the largest buffers of the
+    worst one."""
     out, classes = console(stream), result["classes"]
+    ranks = ranks_text(sum(e["ranks"] for e in classes), result["mesh"])
+    out.print(f"{result['model']}, stack {result['stack']}, {ranks}")
     _print_fit(result, out)
     known = dict.fromkeys(c for e in classes for c in e["categories"])
     used = [c for c in known if any(e["categories"].get(c) for e in classes)]

@@ -1,7 +1,5 @@
 """Stacked bars, one for each configuration or class."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ A page has each twice, for narrow and for wide windows; a file has it alone, wit
 add hover, keys and export to marks, whose `<title>` says what they are.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence

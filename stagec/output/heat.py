@@ -1,7 +1,5 @@
 """Heat maps over two axes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -1,7 +1,5 @@
 """The page of a text of the IR: its lines are searched, its regions folded."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from stagec.output.page import command, facts, page

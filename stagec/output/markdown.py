@@ -1,7 +1,5 @@
 """Answers as Markdown: tables as those of GitHub, other lines as they are printed."""
 
-from __future__ import annotations
-
 import io
 import re
 from abc import abstractmethod

@@ -1,8 +1,6 @@
 """Answers as notebooks show them: tables of HTML that are sorted by their heads, other lines as
 they are printed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from html import escape

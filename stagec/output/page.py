@@ -4,8 +4,6 @@ All pages are made of the parts of this module and of `chart`: figures, commands
 that a script draws. The style and the scripts are the files beside this one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

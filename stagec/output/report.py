@@ -1,7 +1,5 @@
 """What an answer is: data, a text for people, rows for data frames. One place shows it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -78,6 +76,14 @@ class Report(ABC):
                 "pandas is not installed", remedy="install it: pip install pandas"
             ) from None
         return pandas.json_normalize(self.rows())
+
+    def __init_subclass__(cls) -> None:
+        """Give a dataclass this `__repr__` of one line instead of one with all its figures."""
+        super().__init_subclass__()
+        cls.__repr__ = Report.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return f"<stagec {type(self).__name__}: {self.title}>"
 
     def __str__(self) -> str:
         text = io.StringIO()

@@ -1,7 +1,5 @@
 """A plot as notebooks show it and as papers print it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, TextIO
@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from stagec.output.markdown import TableText
+from stagec.support.words import counted
 
 if TYPE_CHECKING:
     from stagec.analysis.memory_fit import MemoryFit
@@ -57,6 +58,12 @@ def expression_text(value: Any) -> str:
     if len(text) > _LONG and "max(" in text:
         return f"a max of {text.count(', ') + 1} expressions (--json prints it)"
     return text
+
+
+def ranks_text(ranks: int, mesh: Mapping[str, int]) -> str:
+    """`512 ranks: pp 4 x dp 16 x tp 8`."""
+    axes = " x ".join(f"{a} {n}" for a, n in mesh.items()) or "one device"
+    return f"{counted(ranks, 'rank')}: {axes}"
 
 
 def fit_text(fit: MemoryFit) -> str:

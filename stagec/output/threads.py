@@ -1,7 +1,5 @@
 """Values side by side: a line for each configuration through its value of each flag."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape

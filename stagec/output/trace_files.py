@@ -1,7 +1,5 @@
 """What a command says of a path that is no trace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from stagec.support.diagnostics import error

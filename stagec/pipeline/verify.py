@@ -1,16 +1,22 @@
-"""Verification of a module against the rules of its phase, between passes."""
+"""Verification of a module against the rules of its phase, between passes.
+
+Beside it: checks between the functions, or the lowered graphs, of pipeline stages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
-from stagec.ir.core import Value
+from stagec.ir.core import Operation, Value
 from stagec.ir.module import Module
+from stagec.ir.opdef import OpDef
 from stagec.ir.types import TensorType
 from stagec.ir.verified import VerifiedCache
 from stagec.ir.verify import check_module
+from stagec.ir_spec.ops import pipeline, trace
 from stagec.ir_spec.phases import Phase, PhaseRow, phase_named
-from stagec.pipeline.verify_stages import check_stages
+from stagec.schedule.attached import accumulation_of, schedule_of, stages_of
 from stagec.sharding.local import implicit_moves
 from stagec.sharding.order import misordered
 from stagec.sharding.strategy import read_strategy
@@ -104,3 +110,86 @@ def _check_lowered(module: Module, problems: DiagnosticList) -> None:
             module.root.loc,
             remedy="run 'lower-to-trace', or correct the phase of the module",
         )
+
+
+#: Direction, `by` and channel of an end of a message.
+_End = tuple[str, int, int]
+#: The ops of each direction, before and after lowering.
+_ENDS: Mapping[str, tuple[type[OpDef], ...]] = {
+    "send": (pipeline.SendOp, trace.SendNode),
+    "recv": (pipeline.RecvOp, trace.RecvNode),
+}
+
+
+def check_stages(module: Module, problems: DiagnosticList) -> None:
+    """Check that every stage has one program, that its schedule supports its sizes, and that every
+    send has a receive."""
+    programs = [*module.functions, *module.graphs]
+    staged = [op for op in programs if "stages" in op.attrs]
+    if not staged:
+        return
+    over, loc = staged[0].text("over"), staged[0].loc
+    count = module.env.get(over)
+    if count is None:
+        problems.error(
+            f"the mesh gives no size to axis '{over}' of the pipeline stages",
+            loc,
+            remedy=f"give the mesh its size: stg.mesh @pod[{over} = {len(staged)}]",
+        )
+        return
+    by_stage = {stage: op for op in staged for stage in stages_of(op)}
+    every = sorted(stage for op in staged for stage in stages_of(op))
+    if every != list(range(count)) or len(staged) != len(programs):
+        problems.error(
+            f"the programs are those of stages {', '.join(map(str, every))}, expected each of "
+            f"0 to {count - 1} once",
+            loc,
+            remedy="write every stage in 'stages' of one program",
+        )
+        return
+    for op in staged:
+        _check_schedule(module, op, count, problems)
+    for message, where in _unmatched(by_stage, count):
+        problems.error(message, where.loc, remedy="write the other end, on the same channel")
+
+
+def _check_schedule(module: Module, op: Operation, count: int, problems: DiagnosticList) -> None:
+    accumulation = accumulation_of(op)
+    if accumulation is None:
+        problems.error(
+            f"@{op.symbol} has no accumulation with a schedule",
+            op.loc,
+            remedy='state it: stg.accumulate[count = 8, schedule = "1f1b"]',
+        )
+        return
+    try:
+        schedule = schedule_of(module.registry, accumulation.text("schedule"))
+        schedule.check(count, accumulation.integer("count"), accumulation.integer("chunks", 1))
+    except DiagnosticError as e:
+        problems.add(*e.diagnostics)
+
+
+def _unmatched(by_stage: dict[int, Operation], count: int) -> Iterator[tuple[str, Operation]]:
+    """Ends of messages without a matching end, once per program."""
+    of_program = {op: _ends(op) for op in dict.fromkeys(by_stage.values())}
+    ends = {stage: of_program[op] for stage, op in by_stage.items()}
+    reported: set[tuple[str, _End]] = set()
+    for stage, op in by_stage.items():
+        for (kind, by, channel), number in ends[stage].items():
+            step, other = (by, "recv") if kind == "send" else (-by, "send")
+            peer = (stage + step) % count
+            there = ends[peer][other, by, channel]
+            end = kind, by, channel
+            if there != number and (op.symbol or "", end) not in reported:
+                reported.add((op.symbol or "", end))
+                has = f"stage {stage} has {number} {kind}s with by = {by} on channel {channel}"
+                yield f"{has}, but stage {peer} has {there} {other}s", op
+
+
+def _ends(program: Operation) -> Counter[_End]:
+    ends: Counter[_End] = Counter()
+    for op in program.body.walk():
+        for kind, ops in _ENDS.items():
+            if isinstance(op.definition, ops) and op.text("over") == program.text("over"):
+                ends[kind, op.integer("by"), op.integer("channel", 0)] += 1
+    return ends

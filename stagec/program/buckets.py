@@ -12,8 +12,6 @@ With layers of (%a: 10, %b: 30 bytes), completed in this order, and buckets of 2
     buckets:                      [40       ][40       ]     [5]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby

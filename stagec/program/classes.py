@@ -4,8 +4,6 @@ Ranks of one class have the same pipeline stage, and the same coordinate along e
 depend on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,7 +31,6 @@ from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll
 from stagec.schedule.attached import StageRows, joined_axis, stages_of
-from stagec.support.diagnostics import error
 
 #: What a graph is unrolled with.
 _Given = tuple[Mapping[str, int], Order, Mapping[Channel, int], Layered | None, Templates]
@@ -115,10 +112,8 @@ def rank_classes(module: Module) -> list[RankClass]:
     value."""
     graphs = module.graphs
     if not graphs:
-        raise error(
-            f"module @{module.name} has no et.graph",
-            module.root.loc,
-            remedy="run 'lower-to-trace' first",
+        raise module.root.error(
+            f"module @{module.name} has no et.graph", remedy="run 'lower-to-trace' first"
         )
     env = module.env
     known = dict(plain(env))

@@ -5,8 +5,6 @@ This module also adds the control dependencies that keep each stream in order: t
 collectives, the copies of each direction, the sends to each rank and the receives from each rank.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -192,14 +190,15 @@ def _tag_offsets(template: Template, instances: Sequence[StepInstance]) -> Ints:
         column[template.stream(n)] if n.is_message and not crosses_pods(n.op) else len(column)
         for n in template.nodes
     ]
-    rows = [[*(i.tags[s] for s in template.sent), 0] for i in instances]
+    rows = [[*i.tags.values(), 0] for i in instances]
     offsets: Ints = np.array(rows, dtype=np.int64)[:, streams]
     return offsets
 
 
 def _issued(order: Sequence[Node | StepInstance]) -> Ints:
-    rows = [(t.id, 1) if isinstance(t, Node) else (t.base, t.template.ordered) for t in order]
-    first, number = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    first = np.array([t.id if isinstance(t, Node) else t.base for t in order], dtype=np.int64)
+    lengths = [1 if isinstance(t, Node) else t.template.ordered for t in order]
+    number = np.array(lengths, dtype=np.int64)
     skipped = first - (np.cumsum(number) - number)  # handles of buckets
     each: Ints = np.arange(int(number.sum()), dtype=np.int64)
     each += np.repeat(skipped, number)

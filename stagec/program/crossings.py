@@ -6,8 +6,6 @@ stages in the prefill pod and on three in the decode pod. The second stage of pr
 from 3 on and sends to two stages: layer 3 goes to the second one, 4 and 5 go to the third.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -25,7 +23,6 @@ from stagec.ir.types import CACHED
 from stagec.program.groups import Ints
 from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
-from stagec.support.diagnostics import error
 
 #: The name of the token that prefill samples, which is transferred like a cache.
 TOKEN = "token sampled"
@@ -156,10 +153,9 @@ def crossings(source: Module, target: Module) -> Crossings:
     try:
         return _crossings(source, target)
     except NoHandoverError as what:
-        raise error(
+        raise source.functions[0].error(
             f"caches cannot be transferred between the pods: {what}, neither of which divides the "
             "other",
-            source.functions[0].loc,
             remedy="choose degrees of the two pods that are multiples of each other",
         ) from None
 
@@ -241,17 +237,15 @@ def _check_alike(
     layers."""
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
-        raise error(
+        raise source.functions[0].error(
             f"the cache %{lost} exists in only one of the two pods",
-            source.functions[0].loc,
             remedy="serve the same model in both pods, with the same element types",
         )
     for name, cache in mine.items():
         here, there = cache.value, theirs[name].value
         if here.tensor.rank != there.tensor.rank or cache.layers != theirs[name].layers:
-            raise error(
+            raise here.error(
                 f"%{name} is {here.type} in one pod and {there.type} in the other",
-                here.loc,
                 remedy="serve the same model in both pods",
             )
 
@@ -353,9 +347,8 @@ def used(cache: Value) -> tuple[Operation, int, int]:
     for op, index, depth in uses_inside(cache):
         if not op.has(Terminates):
             return op, index, depth
-    raise error(
+    raise cache.error(
         f"the step does not use the cache %{cache.name}",
-        cache.loc,
         remedy="transfer the caches that 'to-serving' adds",
     )
 
@@ -377,10 +370,9 @@ def pod_mesh(module: Module) -> PodMesh:
     sizes: Mapping[str, int | None] = module.mesh.sizes if module.mesh else {}
     known = [(axis, n) for axis, n in sizes.items() if n is not None]
     if open_ := sorted(sizes.keys() - dict(known).keys()):
-        raise error(
+        raise module.root.error(
             f"the size of axis {open_[0]} is open, but the senders and receivers of messages "
             "depend on it",
-            module.root.loc,
             remedy=module.how_to_set(open_),
         )
     func = module.functions[0]

@@ -6,8 +6,6 @@ its place. The totals of FLOPs and bytes do not change. A roofline of the sums w
 the sum over the parts, so a merged node keeps the kernels of its parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, cast

@@ -11,8 +11,6 @@ streams continue from step to step.
                                   ^------'       (sampled)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Kernels of a program: the description of a computation for cost models and measured tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from stagec.ir.kernel import EXTENTS

@@ -5,8 +5,6 @@ Both pods identify a message by the number of its value among all that they exch
 microbatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,7 +26,6 @@ from stagec.program.crossings import (
 from stagec.program.groups import Ints
 from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover
 from stagec.schedule.attached import placement_of, stages_of
-from stagec.support.diagnostics import error
 
 
 class PartWay(NamedTuple):
@@ -114,10 +111,8 @@ def pod_of(module: Module) -> str:
     ends."""
     for end in ends_of(module):
         return end.way.source if isinstance(end.op.definition, Depart) else end.way.to
-    raise error(
-        "the part exchanges no values with other parts",
-        module.root.loc,
-        remedy="run the pass 'cut-part' first",
+    raise module.root.error(
+        "the part exchanges no values with other parts", remedy="run the pass 'cut-part' first"
     )
 
 
@@ -179,11 +174,10 @@ def _cache_of(module: Module, mesh: PodMesh, like: Value, ends: Sequence[PartEnd
     for end in ends:
         placement = placement_of(module, end.func)
         if placement is not None and placement.copies > 1:
-            raise error(
+            raise end.op.error(
                 f"{end.way} would go to two stages: this schedule runs two copies of the layers "
                 "from both ends of the pipeline, but messages of a part have the same peers for "
                 "all microbatches",
-                end.op.loc,
                 remedy="choose a schedule with one copy: dualpipev, or 1f1b",
             )
         for stage, chunk in end.shares:
@@ -198,9 +192,8 @@ def _met(way: PartWay, caches: Mapping[str, PodCache], op: Operation) -> Handove
     try:
         return handover(caches[way.source].layouts, caches[way.to].layouts)
     except NoHandoverError as what:
-        raise error(
+        raise op.error(
             f"{way} cannot be sent between the parts: {what}, neither of which divides the other",
-            op.loc,
             remedy="choose degrees of the two parts that are multiples of each other, or tp in "
             "place of dp in one of them, whose ranks then take all of it",
         ) from None
@@ -213,17 +206,15 @@ def _check_alike(ends: Mapping[str, Ends], pods: Mapping[str, Module]) -> None:
     if mine.keys() != theirs.keys():
         lost = min(mine.keys() ^ theirs.keys())
         (end, *_) = mine[lost] if lost in mine else theirs[lost]
-        raise error(
+        raise end.op.error(
             f"{lost} exists in only one pod, expected both",
-            end.op.loc,
             remedy="cut both pods from the same step: the same model, dtypes and --part",
         )
     counts = {pod: microbatches(module) for pod, module in pods.items()}
     if counts[a] != counts[b]:
-        raise error(
+        raise pods[a].root.error(
             f"the part '{a}' has {counts[a]} microbatches but '{b}' has {counts[b]}, expected the "
             "same number",
-            pods[a].root.loc,
             remedy=f"set microbatches={max(counts.values())} for both",
         )
     _check_waits(a, pods)
@@ -243,10 +234,9 @@ def _check_waits(pod: str, pods: Mapping[str, Module]) -> None:
             continue
         kinds = {(inner.phase, type(inner.definition)) for inner in op.body.ops}
         if {("forward", Depart), ("backward", Arrive)} <= kinds:
-            raise error(
+            raise op.error(
                 f"the part '{pod}' waits for the gradient of each microbatch, but pipeline stages "
                 "start several microbatches before the first gradient arrives",
-                op.loc,
                 remedy="leave --pp out, or freeze the part",
             )
 
@@ -261,10 +251,9 @@ def _check_vocabularies(ends: Mapping[str, Ends], pods: Mapping[str, Module]) ->
         count = evaluate(end.op.expr("vocabulary"), pods[a].env)
         size = evaluate(other.op.expr("vocabulary"), pods[b].env)
         if size != count:
-            raise error(
+            raise other.op.error(
                 f"{way} are tokens of a vocabulary of {size:,} in '{b}', expected the {count:,} "
                 f"of '{a}'",
-                other.op.loc,
                 remedy="choose a draft model with the tokenizer of the model that verifies",
             )
 
@@ -274,9 +263,8 @@ def _check_order(module: Module, pod: str, end: PartEnd) -> None:
     for dim in end.value.tensor.dims:
         for name, over in module.zigzag.items():
             if name in dim.size.symbols and set(over) & set(dim.axes):
-                raise error(
+                raise end.op.error(
                     f"{end.way} cannot be sent: '{pod}' has {name} in zigzag order over "
                     f"{', '.join(over)}",
-                    end.op.loc,
                     remedy="use --cp-order plain for that part",
                 )

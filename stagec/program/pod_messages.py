@@ -5,8 +5,6 @@ Ranks are those of a pod, or of one of its pipeline stages; `stagec.program.cros
 and microbatches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

@@ -4,12 +4,11 @@ A program is unrolled once for all values with which it has the same nodes; `Res
 nodes for other values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from stagec.ir.core import Operation
@@ -119,19 +118,21 @@ class _KernelPlaces(NamedTuple):
     windowed: bool
 
 
-#: The fields of a node that do not depend on sizes.
-_SAME = (
-    *("kind", "name", "phase", "parts", "group", "blocking", "bucket", "scope", "over", "by"),
-    *("tag", "to", "op", "id", "index", "layer"),
+#: The fields of a node that do not depend on sizes: those before and after its sizes.
+_FIRST = attrgetter("kind", "name", "phase")
+_LAST = attrgetter(
+    *("parts", "group", "blocking", "bucket", "scope", "over", "by", "tag", "to", "alloc", "free"),
+    *("op", "deps", "after", "id", "index", "layer"),
 )
 
 
 class _NodePlaces(NamedTuple):
-    """A node with the fields that do not change (`same`), and the indices of its numbers and of its
-    kernel. The bytes of a bucket come from the operation instead."""
+    """A node with the fields that do not change (`first`, `last`), and the indices of its numbers
+    and of its kernel. The bytes of a bucket come from the operation instead."""
 
     node: Node
-    same: Mapping[str, Any]
+    first: tuple[Any, ...]
+    last: tuple[Any, ...]
     size: int
     flops: int
     matmul: int
@@ -172,28 +173,26 @@ class Resizable:
         ]
         buckets: dict[Operation, list[int]] = {}
         nodes: list[Node] = []
-        for node, same, size, flops, matmul, out, kernel, dealt in self._nodes:
+        for node, first, last, size, flops, matmul, out, kernel, dealt in self._nodes:
             if node.op is None:
                 nodes.append(node)
                 continue
             if node.bucket and node.op not in buckets:
                 buckets[node.op] = _calls(node.op, self._ready[node.op], values)
-            nodes.append(
-                Node(
-                    **same,
-                    size=buckets[node.op][node.index] if node.bucket else n[size],
-                    flops=n[flops],
-                    matmul=n[matmul],
-                    out=n[out],
-                    kernel=None if kernel is None else kernels[kernel],
-                    dealt=(n[dealt[0]], n[dealt[1]]),
-                )
-            )
+            fields: list[Any] = [
+                *first,
+                buckets[node.op][node.index] if node.bucket else n[size],
+                *(n[flops], n[matmul], n[out]),
+                None if kernel is None else kernels[kernel],
+                *last,
+                (n[dealt[0]], n[dealt[1]]),
+            ]
+            nodes.append(Node(*fields))
         return nodes
 
     def _sized(self, node: Node) -> _NodePlaces:
         op, place = node.op, self._place
-        about = node, {name: getattr(node, name) for name in _SAME}
+        about = node, _FIRST(node), _LAST(replace(node, deps=(), after=(), alloc=0, free=0))
         none = self._number(ZERO)
         if op is None or node.bucket:
             return _NodePlaces(*about, none, none, none, none, None, (none, none))

@@ -187,7 +187,7 @@ class Stepper(Unroller):
         """Execute the regions of one step: add an instance of its template, which is made on first
         use."""
         instances, origins = made.sources(parts, microbatches)
-        looks_back = any(part.seen.looks_back for part in parts)
+        looks_back = True in [part.seen.looks_back for part in parts]
         last, front = self._front() if looks_back else (None, NO_FRONT)
         key = parts, origins, front if last is None else last.inputs.template
         instances.append(last)

@@ -6,8 +6,6 @@ first one, one message per step, and a step starts before the previous one has f
 only for the tokens of the step that is `after` steps back.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ is final, nodes get identifiers, and each stream (computations, collectives, the
 ordered pair of ranks) gets its control edges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from stagec.ir.core import Operation, Region
@@ -17,7 +15,6 @@ from stagec.program.nodes import Program
 from stagec.program.sizes import Layered
 from stagec.program.stamp import NODE, shape_of
 from stagec.program.stepper import Order, Stepper, Templates
-from stagec.support.diagnostics import error
 from stagec.support.limits import MAX_ITERATIONS
 
 
@@ -38,9 +35,7 @@ def unroll(
     """
     program = unrolled(graph, env, order, channels, loads, templates).finish(name)
     if not len(program):
-        raise error(
-            "the program has no nodes", graph.loc, remedy="let the function compute something"
-        )
+        raise graph.error("the program has no nodes", remedy="let the function compute something")
     return program
 
 
@@ -56,17 +51,15 @@ def unrolled(
     too many nodes or iterations."""
     count = _count(graph.body, env)
     if count > MOST_NODES:
-        raise error(
+        raise graph.error(
             f"the program has {count:,} nodes per rank, expected at most {MOST_NODES:,}",
-            graph.loc,
             remedy="choose fewer layers or microbatches",
         )
     turns = _iterations(graph.body, env)
     if turns > MAX_ITERATIONS:
-        raise error(
+        raise graph.error(
             f"the repeats of the program run {turns:,} iterations and carried values, "
             f"expected at most {MAX_ITERATIONS:,}",
-            graph.loc,
             remedy="choose smaller counts, and repeat what computes",
         )
     stepper = Stepper(

@@ -4,8 +4,6 @@ Nodes refer to each other as objects. Gathers of parameters are issued some iter
 reductions are split into buckets, messages are numbered per channel.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

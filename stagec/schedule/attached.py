@@ -1,7 +1,5 @@
 """The schedules of the functions, or of the lowered graphs, of pipeline stages."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache

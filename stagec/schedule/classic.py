@@ -1,7 +1,5 @@
 """Schedules that never split the backward: GPipe and 1F1B, of one chunk per rank and of several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import ClassVar, TypeAlias

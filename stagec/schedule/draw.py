@@ -1,7 +1,5 @@
 """A timeline as rows of cells for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias

@@ -5,8 +5,6 @@ github.com/deepseek-ai/DualPipe): microbatches enter at both ends, and in the mi
 each rank overlaps the forward of one chunk with the backward of the other.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from fractions import Fraction
 

@@ -13,8 +13,6 @@ for earlier messages to the same rank. So if a replay ends, messages cannot dead
 sends that do not wait (eager) nor with sends that do (rendezvous).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

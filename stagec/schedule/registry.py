@@ -1,7 +1,5 @@
 """The schedules by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from stagec.schedule.base import Schedule

@@ -1,7 +1,5 @@
 """Reports on a schedule of given sizes and its replay."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import groupby

@@ -1,8 +1,6 @@
 """A timeline as one self-contained SVG, without scripts, fonts or links, for dark and light
 themes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from html import escape
 

@@ -3,8 +3,6 @@
 Tests check the built-in schedules; a schedule of a plug-in is checked when it is used.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice

@@ -1,7 +1,5 @@
 """Schedules that fill bubbles with gradients of weights: ZB-H1, its interleaved form, and ZBV."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

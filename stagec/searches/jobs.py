@@ -141,5 +141,10 @@ class Probes:
         return [self._known[k] for k in keys]
 
 
+#: The options of a job without flags.
+_DEFAULTS = vars(JobOptions(""))
+
+
 def _key(options: JobOptions) -> str:
-    return repr({n: v for n, v in vars(options).items() if n not in ("explicit", "ranks")})
+    given = [(n, v) for n, v in vars(options).items() if v != _DEFAULTS[n]]
+    return repr([each for each in given if each[0] not in ("explicit", "ranks")])

@@ -212,8 +212,10 @@ class _Listing:
             of_mesh = self._checks(common, self._whole)
             for values, points in groups:
                 checks = self._checks({**common, **values}, of_mesh)
+                values_of = {**meshed, **values}  # one object for all points, which are many
                 for rest in points:
-                    self._take({**meshed, **values, **rest}, times, checks)
+                    values_of.update(rest)
+                    self._take(values_of, times, checks)
         return self._job_list
 
     def _checks(self, shared: Mapping[str, Any], known: _Checks) -> _Checks:
@@ -242,13 +244,14 @@ class _Listing:
 
     def _take(self, values: dict[str, Any], times: int, checks: _Checks) -> None:
         """Add a point that stands for `times` points of the space."""
-        size = values.pop(MICROBATCH, 0)
+        size = values.get(MICROBATCH, 0)
         if size:
             count, rest = divmod(self._sizes.get(BATCH, 0), self._ranks(values) * size)
             if rest or not count:
                 self._refuse("the batch does not divide over microbatches of this size", times)
                 return
             values["microbatches"] = count
+        values = {**values} if self._defaults else values
         for _ in range(3):  # a flag without effect may leave another one without effect
             rules, needless = checks
             for rule, node in rules:
@@ -258,10 +261,10 @@ class _Listing:
             idle = [flag for flag, is_idle, node in needless if is_idle(values, node)]
             if not idle:
                 break
-            values |= {flag.name: flag.default for flag in idle}
+            values = values | {flag.name: flag.default for flag in idle}
             checks = self._whole
         if values[MESH_ORDER.name]:
-            values[MESH_ORDER.name] = self._order(values)
+            values = values | {MESH_ORDER.name: self._order(values)}
         row = self._row(values)
         self._job_list.same += times - (row not in self._seen)
         if row in self._seen:

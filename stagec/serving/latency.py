@@ -5,44 +5,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from math import ceil
 
-from stagec.serving.engine import Served
-from stagec.serving.requests import SECOND
+from stagec.serving.served import ServedRequest
+from stagec.serving.step_times import SECOND
 
 #: Shares of the requests, in percent.
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Latencies:
-    """The latencies of requests in nanoseconds, sorted; at least one."""
+class SecondsSpread:
+    """Seconds of requests in ascending order; at least one."""
 
-    values: Sequence[Fraction]
+    values: Sequence[float]
 
-    @property
-    def mean(self) -> Fraction:
-        """The mean, in nanoseconds."""
-        return sum(self.values, Fraction(0)) / len(self.values)
-
-    def percentile(self, percent: int) -> Fraction:
-        """The least value that `percent` percent of the requests do not exceed (nearest rank)."""
-        return self.values[max(0, -(-len(self.values) * percent // 100) - 1)]
+    def percentile(self, percent: int) -> float:
+        """The least value that this percentage of the requests does not exceed (nearest rank)."""
+        return self.values[max(0, ceil(len(self.values) * percent / 100) - 1)]
 
     def as_json(self) -> dict[str, float]:
-        """The `mean`, `p50`, `p90` and `p99` in seconds."""
-        named = {f"p{n}": self.percentile(n) for n in PERCENTILES}
-        return {name: float(v / SECOND) for name, v in {"mean": self.mean, **named}.items()}
+        """`mean`, `p50`, `p90` and `p99`."""
+        mean = sum(self.values) / len(self.values)
+        return {"mean": mean, **{f"p{n}": self.percentile(n) for n in PERCENTILES}}
 
 
-def latencies(served: Sequence[Served]) -> dict[str, Latencies]:
+def latencies(done: Sequence[ServedRequest], outside: float = 0.0) -> dict[str, SecondsSpread]:
     """The latencies by name: `ttft`, from arrival to the first token; `tpot`, the mean time between
-    tokens of each request; `latency`, from arrival to the last token. Figures that no request has
-    are left out, such as `tpot` where all requests have one token."""
-    several = [s for s in served if s.request.output > 1]
-    values_by_name = {
-        "ttft": [Fraction(s.first - s.request.arrival) for s in served],
-        "tpot": [Fraction(s.last - s.first, s.request.output - 1) for s in several],
-        "latency": [Fraction(s.last - s.request.arrival) for s in served],
+    tokens of each request; `latency`, from arrival to the last token. Users see tokens the seconds
+    `outside` later. Figures that no request has are left out, such as `tpot` where all requests
+    have one token."""
+    several = [j for j in done if j.request.output > 1]
+    times = {
+        "ttft": [(j.first - j.arrival) / SECOND + outside for j in done],
+        "tpot": [(j.last - j.first) / SECOND / (j.request.output - 1) for j in several],
+        "latency": [(j.last - j.arrival) / SECOND + outside for j in done],
     }
-    return {name: Latencies(sorted(values)) for name, values in values_by_name.items() if values}
+    return {n: SecondsSpread(sorted(values)) for n, values in times.items() if values}

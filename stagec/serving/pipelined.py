@@ -25,6 +25,7 @@ from typing import Any
 from stagec.serving.batch import Batch
 from stagec.serving.replica import Replica
 from stagec.serving.served import ServedRequest, StepsUnderWay
+from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.serving.step_times import StepCosts
 
 
@@ -53,12 +54,17 @@ class PipelinedReplica(Replica):
         under, first = {batch for batch, _ in self._under}, self._done
         for batch in (*range(first, self.stages), *range(first)):
             if batch not in under:
-                self._batch = self._batches[batch]
-                way = super().plan(now)
-                if way is not None:
-                    self._under.append((batch, way))
+                self.plan_batch(batch, now)
         self.way = self._under[0][1] if self._under else None
         return self.way
+
+    def plan_batch(self, batch: int, now: int) -> StepsUnderWay | None:
+        """Begin the next step of a batch; None if there is nothing to do."""
+        self._batch = self._batches[batch]
+        way = super().plan(now)
+        if way is not None:
+            self._under.append((batch, way))
+        return way
 
     def looks(self, now: int) -> bool:
         """Plan again now if a batch has no step in flight for a request that has just arrived."""
@@ -80,10 +86,24 @@ class PipelinedReplica(Replica):
         self, now: int, delay: int, chunks: list[tuple[ServedRequest, int]], most: int
     ) -> StepsUnderWay:
         time, pace = (self._time(costs, chunks) for costs in (self.costs, self.pace))
-        begin = max(now + delay, self._free_at)
+        end = self._passes(now + delay, time, pace)
+        return StepsUnderWay(now, end, 1, self._batch.total, 0, None, chunks)
+
+    def _passes(self, now: int, time: int, pace: int) -> int:
+        """When a step that is planned now has passed all stages."""
+        begin = max(now, self._free_at)
         self._free_at = begin + pace
         self._ended_at = max(begin + time, self._ended_at + pace)
-        return StepsUnderWay(now, self._ended_at, 1, self._batch.total, 0, None, chunks)
+        return self._ended_at
+
+    def composition(self, chunks: Sequence[tuple[ServedRequest, int]]) -> Step:
+        """The sequences of the step that was planned last, which has these chunks."""
+        classes = [SequenceClass(n, job.cached - n, int(not job.left)) for job, n in chunks]
+        if not (chunks and self.alone):
+            live = dict.fromkeys(self._batch.live())
+            mine = (job for job in live if job.ends >= 0 and job.batch == self._batch.number)
+            classes += [SequenceClass(1, job.cached, 1) for job in mine]
+        return step_of(classes)
 
     def _time(self, costs: StepCosts, chunks: Sequence[tuple[ServedRequest, int]]) -> int:
         if not chunks:
@@ -104,7 +124,7 @@ class PipelinedReplica(Replica):
 
     def _needs(self, job: ServedRequest, pages: int) -> int:
         """All pages of a job that was preempted, or batches would preempt each other forever."""
-        return max(pages, self._at_end(job)) if job.preempted else pages
+        return max(pages, self._at_end(job)) if job.preempted and self.stages > 1 else pages
 
     def _rest(self) -> list[tuple[ServedRequest, int]]:
         """The next chunks; of prompts of other batches only those for which there are pages."""
@@ -148,12 +168,12 @@ class PipelinedReplica(Replica):
         job.cached -= tokens
         return super()._chunk(job, tokens, now)
 
-    def _live(self) -> list[ServedRequest]:
+    def live(self) -> list[ServedRequest]:
         each: list[ServedRequest] = []
         for batch in range(self.stages):
             self._batch = self._batches[batch]
             self._batch.order = [e for e in dict.fromkeys(self._batch.order) if e[1].batch == batch]
-            each += super()._live()
+            each += super().live()
         return sorted(each, key=lambda job: job.stamp)
 
     def fail(self, now: int) -> list[ServedRequest]:

@@ -1,18 +1,22 @@
 """Batching policies: which sequences add how many tokens in the next step.
 
-A policy sees the sequences and the free blocks and returns a plan; `stagec.serving.engine` checks
-the plan and carries it out.
+A policy sees the sequences and the free blocks and returns a plan; `stagec.serving.planned` checks
+the plan and carries it out. Without one a step has the sequences that `stagec.serving.replica`
+chooses.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from stagec.serving.requests import Request
 from stagec.support.named import by_name, find
+
+#: The policy of `stagec.serving.replica`: first come first served, prompts in chunks (vLLM v1).
+FCFS = "fcfs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +41,35 @@ class ServerLimits:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request while it is served. A policy reads it, the engine writes it.
+    """A request while it is served. A policy reads it, the server writes it.
 
-    `cached` tokens are in the cache, `generated` tokens were sampled. While the token sampled last
-    is in flight (`pending`), there is nothing to add. `runs` says whether the request is admitted
-    (None: it has not arrived, or it is done), `preempted` counts its preemptions, `first` is the
-    time of its first token in nanoseconds.
+    `cached` tokens are in the cache or on their way there, `generated` tokens were sampled.
+    `preempted` counts its preemptions, `first` is the time of its first token in femtoseconds, -1
+    before.
     """
 
     request: Request
     number: int
     cached: int = 0
     generated: int = 0
-    pending: bool = False
-    runs: bool | None = None
     preempted: int = 0
-    first: int | None = None
+    first: int = -1
+    stamp: int = 0  # of its last admission
 
     @property
     def left(self) -> int:
         """The tokens that it can add now: those known but not cached yet; 1 in decode."""
-        return 0 if self.pending else self.request.prompt + self.generated - self.cached
+        return self.request.prompt + self.generated - self.cached
+
+    @property
+    def pending(self) -> bool:
+        """Whether the token sampled last is in flight, so that there is nothing to add."""
+        return not self.left
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is admitted."""
+        return self.stamp > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,85 +97,25 @@ class StepPlan:
 
 
 class BatchingPolicy(ABC):
-    """A batching policy. A subclass has a name and defines `plan`.
-
-    A `steady` policy decides only by the order of sequences, `left`, limits and free blocks, and it
-    does not admit a waiting sequence just because others decode and free blocks become fewer. A
-    step in which sequences only decode is then repeated, without a call of `plan`, until one of
-    them ends, a request arrives, or blocks run out.
-    """
+    """A batching policy. A subclass has a name and defines `plan`."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    steady: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, state: ServerState) -> StepPlan:
         """The next step. An empty plan means to wait for the next arrival."""
 
 
-class FirstComeFirstServed(BatchingPolicy):
-    """Running sequences come first, each with all tokens that it can add within the budget; then
-    requests are admitted while tokens, sequences and blocks last. If blocks run out, the sequence
-    that came last is preempted, and no request is admitted.
-
-    This is the policy of vLLM v1 (vllm/v1/core/sched/scheduler.py, `schedule`): decodes add one
-    token each, and the rest of the budget goes to chunks of prompts.
-    """
-
-    name = "fcfs"
-    summary = "first come first served, within a budget of tokens; prompts in chunks (vLLM v1)"
-    steady = True
-
-    def plan(self, state: ServerState) -> StepPlan:
-        limits, free, budget = state.limits, state.free, state.limits.tokens
-        running, work, preempted = (
-            list(state.running),
-            list[tuple[LiveRequest, int]](),
-            list[LiveRequest](),
-        )
-        place = 0
-        while place < len(running) and budget:
-            live = running[place]
-            tokens = min(live.left, budget)
-            needed = state.needs(live, tokens) if tokens else 0
-            while free is not None and needed > free and len(running) > place:
-                last = running.pop()
-                preempted.append(last)
-                free += limits.blocks_for(last.cached)
-            if place == len(running):
-                break
-            if tokens:
-                work.append((live, tokens))
-            budget -= tokens
-            free = None if free is None else free - needed
-            place += 1
-        if preempted:
-            return StepPlan(work, preempted)
-        count = len(running)
-        for live in state.waiting:
-            tokens = min(live.left, budget)
-            needed = state.needs(live, tokens)
-            if not tokens or count == limits.sequences or (free is not None and needed > free):
-                break
-            work.append((live, tokens))
-            budget -= tokens
-            count += 1
-            free = None if free is None else free - needed
-        return StepPlan(work)
+def known_policies(extra: Iterable[BatchingPolicy] = ()) -> Mapping[str, BatchingPolicy | None]:
+    """The policies by name; that of every replica, `FCFS`, has no object. Raises `DiagnosticError`
+    for a name used twice."""
+    return {FCFS: None, **by_name("batching policies", extra, taken=(FCFS,))}
 
 
-_BUILT_IN: tuple[BatchingPolicy, ...] = (FirstComeFirstServed(),)
-
-
-def known_policies(extra: Iterable[BatchingPolicy] = ()) -> dict[str, BatchingPolicy]:
-    """The built-in policies and further ones, by name. Raises `DiagnosticError` for a name used
-    twice."""
-    return by_name("batching policies", _BUILT_IN, extra)
-
-
-def find_policy(name: str, extra: Iterable[BatchingPolicy] = ()) -> BatchingPolicy:
-    """The policy with a name. Raises `DiagnosticError` with the nearest name if there is none."""
+def find_policy(name: str, extra: Iterable[BatchingPolicy] = ()) -> BatchingPolicy | None:
+    """The policy with a name, None for `FCFS`. Raises `DiagnosticError` with the nearest name if
+    there is none."""
     return find("batching policy", name, known_policies(extra))
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.serving.adapters import AdapterSlots
 from stagec.serving.batch import Batch
-from stagec.serving.policy import ServerLimits
+from stagec.serving.policy import LiveRequest, ServerLimits
 from stagec.serving.prefixes import CacheTier, CacheTiers, PrefixCache
 from stagec.serving.served import ServedRequest, StepsUnderWay, Tally
 from stagec.serving.step_times import StepCosts
@@ -34,6 +35,8 @@ class Replica:
     `scheduler` says whether prompts have steps of their own, and when requests are admitted;
     `limits` bounds the tokens of a step. `adapters` are slots for the adapters of requests.
     """
+
+    _batched: ClassVar[bool] = True  # all sequences that decode have a token in each step
 
     def __init__(
         self,
@@ -91,8 +94,19 @@ class Replica:
 
     def plan(self, now: int) -> StepsUnderWay | None:
         """Begin the next steps; None if there is nothing to do before `wakes`."""
-        batch = self._batch
         self._now = now
+        chunks, delay, most = self._chosen()
+        if not self._batch.decoding and not chunks:
+            return None
+        self.way = self._under_way(now, delay, chunks, most)
+        if (loaded := self.wakes) is not None:
+            self.cut(loaded)
+        return self.way
+
+    def _chosen(self) -> tuple[list[tuple[ServedRequest, int]], int, int]:
+        """Choose the requests of the next step. Returns its chunks of prompts, the time for which
+        it waits, and the number of steps for which the choice holds."""
+        batch = self._batch
         if not batch.decoding:
             batch.polled, self._unseen = batch.steps, 0
         chunks: list[tuple[ServedRequest, int]] = []
@@ -105,13 +119,10 @@ class Replica:
         delayed = self._delayed_steps()
         if self.waiting and not gave_up and not delayed:
             delay += self._admit(budget, chunks)
-        if not batch.decoding and not chunks:
-            return None
-        most = 1 if gave_up or delay else min(delayed or _ENDLESS, self._until_poll())
-        self.way = self._under_way(now, delay, chunks, most)
-        if (loaded := self.wakes) is not None:
-            self.cut(loaded)
-        return self.way
+        if gave_up or delay:
+            return chunks, delay, 1
+        until_poll = batch.polled + self.scheduler.poll - batch.steps
+        return chunks, 0, min(delayed or _ENDLESS, until_poll if self._unseen else _ENDLESS)
 
     @property
     def wakes(self) -> int | None:
@@ -182,19 +193,6 @@ class Replica:
             if left <= 0:
                 return True
         return left <= 0
-
-    def _until_poll(self) -> int:
-        """The number of decode steps until the scheduler looks for the requests that arrived."""
-        batch = self._batch
-        return batch.polled + self.scheduler.poll - batch.steps if self._unseen else _ENDLESS
-
-    def _poll(self) -> None:
-        """Look for new requests if it is time."""
-        batch = self._batch
-        every = self.scheduler.poll
-        if (passed := batch.steps - batch.polled) >= every:
-            batch.polled += passed // every * every
-            self._unseen = 0
 
     def _make_room(self) -> int:
         """Preempt sequences, the last admitted first, until the next step has its pages. Returns
@@ -343,7 +341,7 @@ class Replica:
     ) -> int:
         """Let a job add tokens in the next step: as a chunk of its prompt, or in decode. Returns
         the number of tokens."""
-        if job.left == 1 and job.generated:
+        if job.left == 1 and job.generated and self._batched:
             self._decode(job)
         elif tokens:
             self._give(self._grown(job, tokens))
@@ -355,7 +353,7 @@ class Replica:
         self._partial.pop(job, None)
         self._batch.join(job)
 
-    def _grown(self, job: ServedRequest, tokens: int) -> int:
+    def _grown(self, job: LiveRequest, tokens: int) -> int:
         blocks = self.limits.blocks_for
         return blocks(job.cached + tokens) - blocks(job.cached)
 
@@ -409,10 +407,10 @@ class Replica:
         tally.busy += way.end - way.start
         if batch.decoding and not (way.chunks and self.alone):
             self._advance(way.count)
-        if way.chunks:
-            batch.polled, self._unseen = batch.steps, 0
-        else:
-            self._poll()
+        every = self.scheduler.poll
+        if way.chunks or batch.steps - batch.polled >= every:  # the scheduler looks for requests
+            batch.polled = batch.steps - (0 if way.chunks else (batch.steps - batch.polled) % every)
+            self._unseen = 0
         prompts = [job for job, tokens in way.chunks if self._chunk(job, tokens, now)]
         return self._ended(now), prompts
 
@@ -426,11 +424,11 @@ class Replica:
         job.cached += tokens
         if job.left:
             return False
-        self._partial.pop(job, None)
         job.generated += 1
         if self.prefixes is not None:
             self._keep(job, job.request.prompt)
         if self.prefills and job.generated < job.request.output:
+            self._partial.pop(job)
             return True  # its token counts when its caches have been transferred
         if job.first < 0:
             job.first = now
@@ -461,7 +459,7 @@ class Replica:
         """Lose all caches and steps in flight. Returns the jobs in order; generated tokens are not
         lost."""
         self._advance(self._steps_done(now))
-        running = self._live()
+        running = self.live()
         for job in running:
             job.preempted += 1
         jobs = [*running, *self.waiting]
@@ -487,12 +485,12 @@ class Replica:
     def kept_tokens(self, now: int) -> int:
         """The generated tokens of the requests that it has."""
         steps = self._steps_done(now) * self._batch.decoding
-        return steps + sum(job.generated for job in (*self._live(), *self.waiting))
+        return steps + sum(job.generated for job in (*self.live(), *self.waiting))
 
     def _steps_done(self, now: int) -> int:
         """How many of the decode steps in flight are done."""
         return self.way.done(now) if self.way is not None else 0
 
-    def _live(self) -> list[ServedRequest]:
+    def live(self) -> list[ServedRequest]:
         """The running jobs in order of admission, with their tokens up to date."""
         return self._batch.live()

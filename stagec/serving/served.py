@@ -6,37 +6,24 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from stagec.serving.requests import Request
+from stagec.serving.policy import LiveRequest
 from stagec.serving.step_times import StepLine
 
 
 @dataclass(slots=True, eq=False)
-class ServedRequest:
-    """A request while it is served. It has `generated` tokens; while it does not decode, `cached`
-    is how many tokens of its prompt and output are in the cache. `hit` counts tokens of the prompt
-    that a prefix cache had. Times are in femtoseconds."""
+class ServedRequest(LiveRequest):
+    """A request in a replica. While it decodes, `cached` and `generated` are those of its last
+    change. `hit` counts tokens of the prompt that a prefix cache had. Times are in femtoseconds."""
 
-    request: Request
-    number: int
-    arrival: int
-    cached: int = 0
-    generated: int = 0
-    first: int = -1
+    arrival: int = 0
     last: int = -1
     ends: int = -1  # the count of decode steps at which it ends, while it decodes
-    stamp: int = 0  # of its last admission
-    preempted: int = 0
     hit: int = 0
     replica: int = -1
     swapped: bool = False
     ready: int = 0  # when its loads from tiers below the prefix cache end
     batch: int = 0  # the number of its batch, on pipeline stages
     shared: list[int] = field(default_factory=list[int])
-
-    @property
-    def left(self) -> int:
-        """The tokens to compute before it decodes again; 1 if only the next token is missing."""
-        return self.request.prompt + self.generated - self.cached
 
 
 @dataclass(slots=True)

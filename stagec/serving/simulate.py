@@ -21,7 +21,7 @@ from stagec.serving.served import ServedRequest
 from stagec.support.diagnostics import error
 
 #: Femtoseconds of a nanosecond.
-_NANOSECOND = 10**6
+NANOSECOND = 10**6
 #: The number of jobs that end between two calls of `progress`.
 _OFTEN = 1000
 #: The most failures that a request may meet while it runs.
@@ -92,10 +92,10 @@ class Simulation:
 
     def _jobs(self) -> Iterator[ServedRequest]:
         for request in self.requests:
-            yield self._job(request, request.arrival * _NANOSECOND)
+            yield self._job(request, request.arrival * NANOSECOND)
 
     def _job(self, request: Request, at: int) -> ServedRequest:
-        return ServedRequest(request, next(self._numbers), at)
+        return ServedRequest(request, next(self._numbers), arrival=at)
 
     def run(self) -> None:
         """Serve all requests, or all batches of rollouts."""
@@ -131,6 +131,10 @@ class Simulation:
             self._watch(replica, self.end)
         for fleet in (self.prefill_fleet, self.fleet):
             fleet.note(self.end)
+
+    def stop(self) -> None:
+        """End after the event that is handled."""
+        self._all = 0
 
     def means(self, replicas: Sequence[Replica]) -> list[float]:
         """The means over time of `FIGURES`, summed over replicas."""
@@ -217,11 +221,11 @@ class Simulation:
             then = None
             if job.request.then is not None:
                 gap, request = job.request.then
-                at = now + self.outside + gap * _NANOSECOND
+                at = now + self.outside + gap * NANOSECOND
                 then = self._job(request, at)
                 self._push(at, _COME, then)
             elif self.concurrency is not None:
-                self._next(now + _NANOSECOND)
+                self._next(now + NANOSECOND)
             if self.rollouts is not None:
                 self.rollouts.ended(job, then)
         if ended and len(self.done) // _OFTEN != (len(self.done) - len(ended)) // _OFTEN:

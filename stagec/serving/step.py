@@ -154,9 +154,11 @@ def mean_chunk(chunks: Sequence[tuple[int, int]]) -> tuple[int, float, float]:
     for new, past in chunks:
         tokens, rows, area = tokens + new, rows + past, area + new * (past + new / 2)
     number = round(tokens * (rows + tokens / 2) / area)
-    if area / tokens < tokens / number / 2:  # too few: pairs would be too many
+    cached = area / tokens - tokens / number / 2
+    if cached < 0:  # too few: pairs would be too many
         number += 1
-    return number, tokens / number, max(0.0, area / tokens - tokens / number / 2)
+        cached = max(0.0, area / tokens - tokens / number / 2)
+    return number, tokens / number, cached
 
 
 def mean_class(chunks: Sequence[tuple[int, int]], sampled: int = 1) -> SequenceClass:

@@ -4,8 +4,6 @@ An assignment maps factors to axes. It determines the placement in which the op 
 and the placement of each result. It can be recovered from placed results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation

@@ -1,8 +1,6 @@
 """Relations between sizes that a strategy needs: declared in the module, and checked for known
 sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd

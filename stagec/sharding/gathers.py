@@ -1,12 +1,9 @@
 """Gathers of parameters in a region, and the parameters that they gather."""
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.module import is_parameter
 from stagec.ir.traits import Recasts, Repeats, View
 from stagec.ir_spec.ops.comm import AllGather
-from stagec.support.diagnostics import error
 
 
 def is_of_parameter(value: Value) -> bool:
@@ -30,10 +27,9 @@ def single_gathers_of(region: Region) -> list[Operation]:
     gathers = gathers_of(region)
     for op in gathers:
         if len(op.results) > 1:
-            raise error(
+            raise op.error(
                 f"'{op.name}' gathers {len(op.results)} parameters in one call, but this pass "
                 "decides for each parameter",
-                op.loc,
                 remedy="run 'coalesce-collectives' after this pass",
             )
     return gathers

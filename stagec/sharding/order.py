@@ -1,8 +1,6 @@
 """Dimensions whose positions are distributed over ranks in zigzag order, and the ops that support
 them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation

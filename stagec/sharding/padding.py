@@ -1,8 +1,6 @@
 """Padding of parameters whose sizes do not divide over the ranks that shard them, and views without
 the padding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Placement of the type of one value by the statements of a strategy."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 

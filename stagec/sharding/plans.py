@@ -7,8 +7,6 @@ The best placement of an op whose operands and pinned result disagree may differ
     k over x, n over y     gather %a over y, slice %b; reduce_scatter %y over x, gather it over y
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, product
 from math import prod

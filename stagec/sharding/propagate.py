@@ -13,8 +13,6 @@ An axis splits at most one factor of an op. Offers of a lower priority number co
 exclude each other, the order that moves fewer bytes is used (reshard_cost.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 
@@ -33,7 +31,7 @@ from stagec.sharding.plans import operands_agree, plans
 from stagec.sharding.reshard_cost import Moved, Offer, ShardedOp, Split, Weighing, axes_of
 from stagec.sharding.row_sources import RowSources
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import error, note
+from stagec.support.diagnostics import note
 
 
 class Propagation:
@@ -153,11 +151,10 @@ class Propagation:
                 mine, other = result.get(g[0], ()), d.axes
                 hard = all(use.priority == 0 for use in d.split)
                 if mine and other and hard and mine[: len(other)] != other[: len(mine)]:
-                    raise error(
+                    raise value.error(
                         f"contradictory placements: '{node.op.name}' splits factor '{g[0]}' over "
                         f"{', '.join(mine)} in its result, but over {', '.join(other)} in "
                         f"%{operand.name}",
-                        value.loc,
                         remedy="change one of them, or move it with 'stg.sharding_constraint'",
                         notes=[note(f"%{operand.name} is pinned here: {pinned}", operand.loc)],
                     )

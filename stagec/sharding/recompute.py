@@ -1,7 +1,5 @@
 """Recompute policies as attributes of repeats, for differentiation."""
 
-from __future__ import annotations
-
 from stagec.ir.core import Attr, Operation
 from stagec.ir.expr import const
 from stagec.ir_spec.strategy.recompute import RecomputeRule

@@ -1,8 +1,6 @@
 """Ops during propagation, and the cost of their placements: the bytes that decide between
 conflicting offers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

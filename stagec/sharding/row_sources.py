@@ -10,13 +10,11 @@ The op that takes the rows out again also counts tokens, so it must have the sam
 gather of the rows between the two does not change this.
 """
 
-from __future__ import annotations
-
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.rewrite import carried
 from stagec.ir.rule import Group, Rule
 from stagec.ir.traits import HasRegion, Repeats
-from stagec.support.diagnostics import error, note
+from stagec.support.diagnostics import note
 
 
 class RowSources:
@@ -96,10 +94,9 @@ def _compare(op: Operation, filler: Operation, other: Operation) -> None:
     one, two = _split(filler), _split(other)
     if one == two:
         return
-    raise error(
+    raise op.error(
         f"'{op.name}' reads rows that '{filler.name}' numbers by tokens {_over(one)}, but its own "
         f"tokens are {_over(two)}",
-        op.loc,
         remedy="split the tokens of both in the same way",
         notes=[note("the rows are filled here", filler.loc)],
     )

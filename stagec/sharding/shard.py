@@ -1,7 +1,5 @@
 """The dimension along which a parameter is sharded at rest (ZeRO, FSDP)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

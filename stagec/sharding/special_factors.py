@@ -4,8 +4,6 @@ A factor of a rule is special if the op handles its split itself. With `S` split
 becomes ring attention. With `V` split, a loss over logits becomes a vocabulary-parallel loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from stagec.ir.core import Operation, Region

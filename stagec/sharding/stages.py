@@ -1,7 +1,5 @@
 """The layers and sections of each pipeline stage."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,15 +47,12 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Stag
     """The pipeline of a strategy. Raises `DiagnosticError` for sizes that the schedule does not
     support."""
     if rule.layers and min(rule.layers) < 0:
-        raise error(
-            f"a part has {min(rule.layers)} layers", rule.loc, remedy="give numbers from 0 on"
-        )
+        raise rule.error(f"a part has {min(rule.layers)} layers", remedy="give numbers from 0 on")
     schedule = schedule_of(module.registry, rule.schedule)
     stages = module.env.get(rule.over)
     if stages is None:
-        raise error(
+        raise rule.error(
             f"the axis '{rule.over}' of the pipeline stages has no size",
-            rule.loc,
             remedy=f"give it one: --mesh {rule.over}=4",
         )
     chunks = rule.chunks or schedule.default_chunks
@@ -133,9 +128,8 @@ class ModelPiece:
 def cut(module: Module, pipeline: StagePlan, repeats: Sequence[Operation]) -> list[ModelPiece]:
     """The pieces of one copy of the model, first to last. Raises `DiagnosticError`."""
     if not repeats:
-        raise error(
+        raise pipeline.rule.error(
             "the model has no repeated layers to cut into pipeline stages",
-            pipeline.rule.loc,
             remedy="write the layers as an stg.repeat, or leave the pipeline out",
         )
     parts, whole = pipeline.parts, [op.expr("count") for op in repeats]
@@ -164,9 +158,8 @@ def _numbered(
     try:
         sizes = [evaluate(count, module.env) for count in whole]
     except UnboundError:
-        raise error(
+        raise rule.error(
             "layers of different kinds are cut into stages by number, but a count is open",
-            rule.loc,
             remedy=module.how_to_set({s for count in whole for s in count.symbols}),
         ) from None
     shape = f"({pipeline.stages} stages of {pipeline.chunks})"

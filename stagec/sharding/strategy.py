@@ -39,14 +39,14 @@ from stagec.ir_spec.strategy.shard_params import ShardParamsRule
 from stagec.ir_spec.strategy.split import SplitRule
 from stagec.ir_spec.strategy.statement import Record, Statement
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Located
 from stagec.support.source import UNKNOWN, Loc
 
 S = TypeVar("S", bound=Record)
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class Strategy(Located):
     """A strategy, as the records of its statements by kind."""
 
     records: Mapping[type[Record], tuple[Record, ...]] = field(
@@ -212,8 +212,8 @@ def read_strategy(module: Module) -> Strategy:
     are two, or for an invalid statement."""
     ops = module.ops("stg.strategy")
     if len(ops) > 1:
-        raise error(
-            "the module has two strategies, expected one", ops[1].loc, remedy="remove one of them"
+        raise ops[1].error(
+            "the module has two strategies, expected one", remedy="remove one of them"
         )
     if not ops or ops[0].region is None:
         return Strategy()
@@ -227,16 +227,13 @@ def _read(op: Operation, records: dict[type[Record], tuple[Record, ...]]) -> Non
     """Add the record of one statement. Raises `DiagnosticError`."""
     statement = op.definition
     if not isinstance(statement, Statement):
-        raise error(
+        raise op.error(
             f"'{op.name}' is not a statement of a strategy",
-            op.loc,
             remedy="'stagec ops' lists those that are: stg.split, stg.shard_params, ...",
         )
     before = records.get(statement.record, ())
     if before and not statement.repeats:
-        raise error(
-            f"the strategy has two {op.name} statements, expected one",
-            op.loc,
-            remedy="remove one of them",
+        raise op.error(
+            f"the strategy has two {op.name} statements, expected one", remedy="remove one of them"
         )
     records[statement.record] = (*before, statement.read(op))

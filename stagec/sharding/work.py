@@ -1,7 +1,5 @@
 """The work of an operation on one rank, and of operations that run as one kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -128,3 +126,9 @@ def is_computation(op: Operation) -> bool:
     if op.region is not None or op.has(Free) or op.has(CopiesMemory):
         return False
     return bool(op.results) and not isinstance(definition, (Collective, SendOp, RecvOp))
+
+
+def is_product(op: Operation) -> bool:
+    """Whether an operation becomes a kernel of a matrix product."""
+    kernel = work_of(op).kernel if is_computation(op) else None
+    return kernel is not None and kernel.kind == "matmul"

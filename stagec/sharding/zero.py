@@ -1,7 +1,5 @@
 """Parameters, gradients and optimizer state, sharded over the axes of ZeRO."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from stagec.ir.core import Value
@@ -9,10 +7,11 @@ from stagec.ir.expr import evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.traits import Repeats
 from stagec.ir.types import TensorType, axis_size
+from stagec.ir_spec.ops.selection import Slice
+from stagec.ir_spec.strategy.shard_padding import ShardPaddingRule
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.shard import common_dimensions, shard_at_rest
 from stagec.sharding.strategy import Strategy
-from stagec.support.diagnostics import error
 
 
 class Sharder:
@@ -31,8 +30,9 @@ class Sharder:
         axes = tuple(a for a in strategy.zero_axes if a not in param.tensor.axes)
         if not axes:
             return param.tensor
+        preferred = [*self._read_in_part(param), *self._preferred]
         sharded, done = shard_at_rest(
-            param.tensor, axes, self._preferred, self._assumptions.facts, module.env, self._counts
+            param.tensor, axes, preferred, self._assumptions.facts, module.env, self._counts
         )
         if not done:
             self._whole.append(param)
@@ -40,6 +40,14 @@ class Sharder:
             if d.split:
                 self._assumptions.divides(d.size, axis_size(d.axes), strategy.loc)
         return sharded
+
+    def _read_in_part(self, param: Value) -> list[str]:
+        """The dimensions of which users of a parameter take a part, as of a table of positions, if
+        rows are sharded: a gather is then one of all of it, as FSDP2's."""
+        if self._strategy.one(ShardPaddingRule).rule != "dim0":
+            return []
+        cuts = [op for op, _ in param.uses if isinstance(op.definition, Slice)]
+        return [str(param.tensor.dims[op.integer("dim")].size) for op in cuts]
 
     def check(self) -> None:
         """Report parameters that are not sharded.
@@ -53,9 +61,8 @@ class Sharder:
         message = f"over {axes} no dimension of {names} divides: they stay whole"
         share = self._share_left_whole()
         if share > Fraction(1, 100) and self._preferred:  # scalars have no dimension to shard
-            raise error(
+            raise self._strategy.error(
                 f"{message}, {float(share):.0%} of all parameters",
-                self._strategy.loc,
                 remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0, "
                 "or --shard-padding dim0",
             )

@@ -57,6 +57,19 @@ def error(
     return DiagnosticError(Diagnostic(message, loc, "error", remedy, tuple(notes)))
 
 
+class Located:
+    """Base class of what a text states somewhere, at its `loc`."""
+
+    __slots__ = ()
+    loc: Loc
+
+    def error(
+        self, message: str, *, remedy: str | None = None, notes: Iterable[Diagnostic] = ()
+    ) -> DiagnosticError:
+        """A `DiagnosticError` of one error at this place, ready to be raised."""
+        return error(message, self.loc, remedy=remedy, notes=notes)
+
+
 class DiagnosticList:
     """Collects diagnostics; `check` raises if there is an error among them.
 

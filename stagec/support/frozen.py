@@ -1,7 +1,5 @@
 """A base class whose subclasses are frozen dataclasses."""
 
-from __future__ import annotations
-
 from dataclasses import Field, FrozenInstanceError, dataclass, field
 from typing import Any, dataclass_transform
 

@@ -1,7 +1,5 @@
 """The garbage collector of Python, whose passes over all objects cost much of a compile."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager

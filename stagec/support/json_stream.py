@@ -4,8 +4,6 @@ once.
 Memory is bounded by one chunk of the text and one element.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

@@ -1,7 +1,5 @@
 """Kinds of values that were read from JSON or TOML."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, TypeGuard

@@ -1,7 +1,5 @@
 """Limits that make hostile input end with an error message instead of excessive work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 

@@ -1,8 +1,6 @@
 """Locks of open files that end with the process: `flock` if the system has it, a locked byte on
 Windows, else no lock."""
 
-from __future__ import annotations
-
 import errno
 import os
 from contextlib import suppress

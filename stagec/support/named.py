@@ -1,8 +1,6 @@
 """Objects that users choose by name: schedules, formats, batching policies, built in or from
 plug-ins."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Mapping
 from typing import ClassVar, Protocol, TypeVar
 

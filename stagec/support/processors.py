@@ -1,7 +1,5 @@
 """The number of processors that this process may use."""
 
-from __future__ import annotations
-
 import os
 
 

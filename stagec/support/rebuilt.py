@@ -1,7 +1,5 @@
 """A value of this process that another process builds again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, Self, TypeVar
 

@@ -1,7 +1,5 @@
 """Suggestions of known names for an unknown one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 _MAX_WORD = 80

@@ -1,7 +1,5 @@
 """Reads texts: UTF-8, no longer than `MAX_BYTES` unless it is said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from stagec.support.diagnostics import DiagnosticError, error

@@ -1,7 +1,5 @@
 """Reads TOML, with the place of a mistake."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from typing import Any

@@ -1,7 +1,5 @@
 """Words of messages and tables."""
 
-from __future__ import annotations
-
 
 def counted(count: int | str, noun: str, plural: str = "s") -> str:
     """`1 stage`, `4 stages`, of a number or of its text; `plural` is what the noun ends in."""

@@ -1,7 +1,5 @@
 """`stagec test`: runs the lit and golden tests of a folder."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

@@ -5,8 +5,6 @@ In a RUN line, `... | %golden` compares stdin with what follows `// GOLDEN:` in 
 With STAGEC_BLESS=1, which `stagec test --bless` sets, the expected side is rewritten instead.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib

@@ -1,8 +1,6 @@
 """Lints what FileCheck accepts in silence: a directive without its colon, a prefix that no RUN line
 names, a test without RUN."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

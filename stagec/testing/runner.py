@@ -4,8 +4,6 @@ A process start costs about 0.4 s, so `%stagec`, `%filecheck` and `%golden` are 
 The stock `lit` runner takes the same lines, with the substitutions of `syntax`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Runs the tests of files and folders, several at once, and says what came of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A line of that subset (commands, pipes, `&&`, `<`, `>`, `>>`, `2>`, `2>&1`, a le
 pipelines of stages; anything else raises UnsupportedSyntaxError and is left to a real shell.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

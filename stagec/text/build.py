@@ -15,7 +15,7 @@ from stagec.ir.opdef import OpDef, Registry, unregistered
 from stagec.ir.param import OF_ALL, convert_param
 from stagec.ir.signature import misfits
 from stagec.ir.traits import HasRegion, OpenParams
-from stagec.support.diagnostics import DiagnosticList, error, note
+from stagec.support.diagnostics import DiagnosticList, note
 from stagec.support.source import FileLoc, Source
 from stagec.support.suggest import did_you_mean
 from stagec.support.words import counted
@@ -30,9 +30,8 @@ def parse_module(source: Source, registry: Registry, *, allow_unregistered: bool
     """
     root = parse_op(source, registry, allow_unregistered=allow_unregistered)
     if root.name != "stg.module":
-        raise error(
+        raise root.error(
             f"expected 'stg.module' around everything, found '{root.name}'",
-            root.loc,
             remedy="wrap the text in 'stg.module @name { ... }'",
         )
     if root.region is None:

@@ -3,8 +3,6 @@
 A clause is a word with arguments in brackets: names or sizes, each with or without a number.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, TypeAlias
 

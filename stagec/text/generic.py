@@ -6,8 +6,6 @@ Types are printed inside of `!stg.tensor<...>`; sizes and relations are quoted i
 `!stg.unknown`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

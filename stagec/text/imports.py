@@ -4,8 +4,6 @@ A path is relative to the folder of the importing text, or else to the library. 
 imported twice is read once. An imported text is a module of its own, and is verified by itself.
 """
 
-from __future__ import annotations
-
 import posixpath
 from contextlib import suppress
 from dataclasses import dataclass
@@ -63,15 +61,13 @@ class _Reader:
         for op in module.declaring("import"):
             source = _find(op)
             if source.name in chain:
-                raise error(
+                raise op.error(
                     f"texts import each other: {' -> '.join((*chain, source.name))}",
-                    op.loc,
                     remedy="move what both need to a text of its own",
                 )
             if len(chain) > MAX_DEPTH:
-                raise error(
+                raise op.error(
                     f"imports are nested more than {MAX_DEPTH} deep",
-                    op.loc,
                     remedy="import the texts directly",
                 )
             if source.name not in self._module.sources:
@@ -88,9 +84,8 @@ class _Reader:
     def _add(self, name: str, block: ImportedFunction, where: Operation) -> None:
         known = self.blocks.setdefault(name, block)
         if known is not block:
-            raise error(
+            raise where.error(
                 f"@{name} is defined twice",
-                where.loc,
                 remedy="rename one of the two",
                 notes=[
                     note("it is defined here first", known.func.loc),
@@ -114,9 +109,8 @@ def _find(op: Operation) -> Source:
     """The text that an import names. Raises `DiagnosticError` if there is none."""
     path, place = op.text("path"), file_loc(op.loc)
     if posixpath.isabs(path) or not path.endswith(".stg") or set(path) & {"\\", "\0"}:
-        raise error(
+        raise op.error(
             f"an import expects the relative path of an .stg text, found {op.attrs['path']}",
-            op.loc,
             remedy='write it relative to this text or to the library: "blocks/swiglu.stg"',
         )
     file = place.file if place is not None else ""
@@ -130,9 +124,8 @@ def _find(op: Operation) -> Source:
         with suppress(OSError):
             if not name.startswith(".."):
                 return Source(LIBRARY + name, library_text(name))
-    raise error(
+    raise op.error(
         f'no text "{path}", neither in this folder nor in the library',
-        op.loc,
         remedy=did_you_mean(path.removesuffix(".stg"), [b.removesuffix(".stg") for b in blocks()])
         or "check the path, which is relative to the folder of this text",
     )
@@ -143,6 +136,6 @@ def _read(path: str, op: Operation) -> Source | None:
     try:
         return read_text(path) if Path(path).is_file() else None
     except OSError as e:
-        raise error(
-            f"cannot read {path}: {e.strerror}", op.loc, remedy="check the path and its permissions"
+        raise op.error(
+            f"cannot read {path}: {e.strerror}", remedy="check the path and its permissions"
         ) from None

@@ -1,7 +1,5 @@
 """Rendering of an IR text for notebooks, with colors and regions that can be folded."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from html import escape

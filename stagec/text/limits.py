@@ -1,8 +1,6 @@
 """Limits of texts, which are checked before parsing, so that hostile texts only cost an error
 message."""
 
-from __future__ import annotations
-
 import re
 
 from stagec.support.diagnostics import error

@@ -10,8 +10,6 @@ size, depth and numbers bound the cost of hostile text.
 # pyright: reportUnknownMemberType=false, reportMissingTypeArgument=false
 # mypy: disable-error-code="no-untyped-def,type-arg,no-untyped-call,misc,no-any-return,operator"
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, cast

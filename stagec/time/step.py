@@ -17,7 +17,7 @@ from stagec.ir.queries import Queries, TrackedValues
 from stagec.ir_spec.strategy.hosts import NEVER
 from stagec.machines import Level, Machine
 from stagec.program.classes import RankClass, rank_classes
-from stagec.program.groups import GroupAxes, Groups, number_groups
+from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Node, Program
 from stagec.program.sizes import Resizable, what_it_does
 from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
@@ -26,9 +26,10 @@ from stagec.time.clock.join import issues_of
 from stagec.time.clock.times import ClassTimes, ClockedStep, NodeCosts
 from stagec.time.costs.network import spans
 from stagec.time.costs.nodes import CostTable, PodEnd, picoseconds
+from stagec.time.costs.on_mesh import OnMesh
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
-from stagec.time.streams import PICOSECONDS, SCHEDULER, Cost, Part
+from stagec.time.streams import PICOSECONDS, SCHEDULER, TRAINER, Cost, Part
 
 #: Programs of more nodes are not kept once the graph is built, but unrolled again when needed. A
 #: node takes 55 bytes.
@@ -60,6 +61,13 @@ class _Programs:
         self.size = sum(map(len, self.programs))
         self._graphs: dict[Hashable, StepGraph] = {}
         self._hosts: tuple[Hashable, ClockedStep] | None = None
+        self._on_mesh: OnMesh | None = None
+
+    def on(self, mesh: Mapping[str, int]) -> OnMesh:
+        """What the classes have on a mesh; that of the last mesh is kept."""
+        if self._on_mesh is None or self._on_mesh.mesh != mesh:
+            self._on_mesh = OnMesh(self.classes, mesh)
+        return self._on_mesh
 
     def _numbered(self) -> list[tuple[list[int], Ints]]:
         known: dict[Hashable, int] = {}
@@ -244,19 +252,13 @@ class Issued:
     def costs(self, table: CostTable) -> NodeCosts:
         """The costs of the prototypes of all classes, computed once for each sample."""
         computations = table.prepare(self.samples)
-        known: dict[tuple[int, int], int] = {}
-        rows: list[Cost] = []
-        places: list[Ints] = []
-        for each, ranks, numbers in zip(
-            self.classes, self.members, self._programs.numbers, strict=True
-        ):
-            key, cost = table.of_class(ranks, self.groups, each.groups, each.ways)
-            used, place = numbers
-            for i in used:
-                if known.setdefault((key, i), len(rows)) == len(rows):
-                    rows.append(computations[i] if i in computations else cost(self.samples[i]))
-            places.append(np.array([known[key, i] for i in used])[place])
-        return NodeCosts.of(rows).take(np.concatenate(places))
+        of = self._programs
+        pairs, places = self._on_mesh.costed(of.samples, of.numbers, table)
+        rows = [
+            computations[i] if i in computations else table.cost(self.samples[i], distances)
+            for distances, i in pairs
+        ]
+        return NodeCosts.of(rows).take(places)
 
     def executed(self, number: int, nodes: ClassNodes, of: Callable[[Node], int]) -> int:
         """The sum of a figure over all nodes that the compute stream of a class runs, in the sizes
@@ -283,15 +285,18 @@ class Issued:
         return {}
 
     @cached_property
+    def _on_mesh(self) -> OnMesh:
+        return self._programs.on(self.mesh)
+
+    @property
     def members(self) -> list[Ints]:
         """The ranks of each class."""
-        return [each.members(self.mesh) for each in self.classes]
+        return self._on_mesh.members
 
-    @cached_property
+    @property
     def groups(self) -> Groups:
         """The numbered communicator groups."""
-        used = zip((each.groups for each in self.classes), self.members, strict=True)
-        return number_groups(self.mesh, used)
+        return self._on_mesh.groups
 
 
 @dataclass(frozen=True)
@@ -301,8 +306,8 @@ class StepTime:
     `classes` are the clocks that determine it: those of hosts where they hold up the step, else
     those of devices, which are always in `devices`. `ways` counts how many kernels and collectives
     were matched, interpolated and modelled (`stagec.time.measured.tables`). `scheduler` is the
-    share of `picoseconds` in which devices wait for the scheduler of a server; `request` is what a
-    request takes outside of its steps, in picoseconds.
+    share of `picoseconds` in which devices wait for the scheduler of a server, or for a trainer;
+    `behind` is its name. `request` is what a request takes outside of its steps, in picoseconds.
     """
 
     picoseconds: int
@@ -311,6 +316,7 @@ class StepTime:
     devices: ClockedStep
     scheduler: int = 0
     request: int = 0
+    behind: Part = SCHEDULER
 
     @property
     def seconds(self) -> float:
@@ -327,7 +333,7 @@ class StepTime:
     def parts(self, each: ClassTimes) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
         first."""
-        times = {**each.parts(self.picoseconds - self.scheduler), SCHEDULER: self.scheduler}
+        times = {**each.parts(self.picoseconds - self.scheduler), self.behind: self.scheduler}
         times = {part: time for part, time in times.items() if time}
         return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 
@@ -385,8 +391,8 @@ def step_time(
     slower of them. A host launches a captured step of serving as a whole (`Software.is_graph`), so
     it does not hold devices up; without `replay.graphs` it issues the step op by op. Without
     `hosts`, hosts take no time. A host that waits for its device (`stg.hosts[waits = ...]`) also
-    adds gaps to the clock of the devices. Behind a step of serving devices wait for the scheduler
-    of the engine (`stg.hosts[step = ..., scheduler = ...]`).
+    adds gaps to the clock of the devices. Behind a step devices wait for the scheduler of the
+    engine (`stg.hosts[step = ..., scheduler = ...]`), or for the trainer (`between`).
 
     Raises `DiagnosticError` for a type that the machine does not compute, ranks that its network
     does not join, and classes that wait for each other in a ring.
@@ -427,10 +433,11 @@ def step_time(
     request = max(picoseconds(each.request_seconds) for each in software)
 
     def behind(clocked: ClockedStep) -> StepTime:
-        """The step with the time that devices wait for the scheduler."""
+        """The step with the time that devices wait behind it."""
         end = clocked.end / PICOSECONDS
-        scheduler = max(picoseconds(each.waiting_seconds(end)) for each in software)
-        return StepTime(clocked.end + scheduler, clocked, ways, devices, scheduler, request)
+        wait = max(picoseconds(each.waiting_seconds(end)) for each in software)
+        name = SCHEDULER if software[0].serving else TRAINER
+        return StepTime(clocked.end + wait, clocked, ways, devices, wait, request, name)
 
     alone = behind(devices)
     if efficiency.kernels == "roofline" or not any(map(any, spent)):

@@ -33,6 +33,7 @@ LAUNCH: Final = "launch gaps"
 INTERFERENCE: Final = "interference"
 OPTIMIZER: Final = "optimizer"
 SCHEDULER: Final = "scheduler"
+TRAINER: Final = "host between steps"
 #: Parts by the kind of a kernel.
 KERNEL_PARTS: Final[Mapping[str, Part]] = {
     "matmul": "matrix products",

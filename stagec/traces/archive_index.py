@@ -3,8 +3,6 @@
 All here raises ValueError for an index that is not well-formed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod

@@ -4,8 +4,6 @@ The manifest has the checksums of all other files, so with its own no byte of a 
 unseen.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ their numbers. A unit whose worker is lost is run again by another one, so units
 twice.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import time

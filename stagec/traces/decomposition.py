@@ -4,8 +4,6 @@ F0 F1 B0 F2 B1 B2 sum    F, B are turns of microbatches 0 to 2, `sum` is a node 
 x  x  y  x  y  y         a role: the node x of F, once for each microbatch
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence

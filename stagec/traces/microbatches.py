@@ -13,8 +13,6 @@ again for the recorded number of microbatches, it has to be the recorded one, no
 by edge. Where it is not, and where the recording does not say what comes next, it is refused.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace

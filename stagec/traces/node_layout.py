@@ -4,8 +4,6 @@ F0 F1 B0 F2 B1 B2 sum    `sum` is fixed behind the last B; it waits for what was
                          role of B, and B for what was made in roles of F for its microbatch
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ file system must be shared. Files appear under their names when complete, so tha
 lost, or that comes back, does no harm.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ An archive holds Chakra records. They say what each node does, with whom, and af
 they hold no kernels, so a format that needs these is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

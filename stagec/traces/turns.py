@@ -5,8 +5,6 @@ A turn is one action of the schedule, an overlapped pair of two, or a receive, w
 before an action. Without a schedule it is all of a microbatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The answers of `stagec validate`: published and measured figures compared with ours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

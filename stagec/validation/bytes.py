@@ -1,8 +1,6 @@
 """The comparison of measured bytes, from the memory tracker of a framework, with planned ones: by
 category, after forward, at the peak and after the update."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

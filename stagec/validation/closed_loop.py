@@ -1,13 +1,10 @@
 """Servers under closed loops, as in benchmarks: a fixed number of concurrent requests. Their events
 are simulated by `stagec.serving`, with costs interpolated between a few compiled steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_fit import room_of
 from stagec.ir.serving_step import MIXED
@@ -18,6 +15,7 @@ from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.memory.timeline import CACHES
 from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import Replica
@@ -28,9 +26,6 @@ from stagec.serving.step import SequenceClass, step_of
 from stagec.serving.step_times import SECOND, StepLine
 from stagec.sharding.strategy import read_strategy
 from stagec.time.streams import PICOSECONDS
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 #: A bound that exceeds the cached tokens of all sequences.
 _MOST = 1 << 60

@@ -1,7 +1,5 @@
 """The errors of predicted steps: by row, by source, and in the ranking of a sweep."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

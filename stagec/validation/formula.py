@@ -4,8 +4,6 @@
 more(bytes(reduce_scatter, tp, bf16), L=2 * L)    the increase with twice as many layers
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Mapping
 from fractions import Fraction

@@ -1,8 +1,6 @@
 """Measured servers: times to the first token and between tokens, each with its job.
 docs/accuracy.md shows the errors of predictions."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ package; its `sources.toml` lists them. In a checkout, those of stagec are next 
 installation.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping

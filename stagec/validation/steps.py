@@ -13,13 +13,12 @@ from stagec.jobs.request.emission import workers
 from stagec.jobs.request.option import values_of
 from stagec.jobs.request.options import JOB, JobOptions
 from stagec.jobs.session import Session
-from stagec.machines import load_machine
+from stagec.machines import Machine, load_machine
 from stagec.support.diagnostics import DiagnosticError
 from stagec.validation.formula import sizes_of
 from stagec.validation.sources import MeasuredRow, ValidationSource, filled, validation_sources
 
 if TYPE_CHECKING:
-    from stagec.machines import Machine
     from stagec.time.step import Issued
 
 OWN_MODELS = (".stg", ".json")

@@ -106,11 +106,12 @@ def test_a_step_of_prompts_has_room_beside_the_caches() -> None:
     ran = stagec("serve", *model, *load, "--machine", "h100-sxm", "--json")
     (point,) = json.loads(ran.out)["points"]
     peaks: dict[str, dict[str, int]] = {}
-    for step in (("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")):
-        counted = stagec("memory", *model, "--serve", step[0], "--batch", *step[1:], "--json")
+    steps = ("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")
+    for step, *asked in steps:
+        counted = stagec("memory", *model, "--serve", step, "--batch", *asked, "--json")
         pods = json.loads(counted.out)["pods"]
-        peaks[step[0]] = {n: each["classes"][0]["peak"] for n, each in pods.items()}
-        if step[0] == "prefill":
+        peaks[step] = {n: each["classes"][0]["peak"] for n, each in pods.items()}
+        if step == "prefill":
             (caches,) = (c["caches"] for c in [pods["main"]["classes"][0]["categories"]])
     held = 4 * (16001 + 1) * 2 * 2 * 2 * KV_HEADS * HEAD
     main = max(peaks["decode"]["main"], peaks["prefill"]["main"] - caches + held)

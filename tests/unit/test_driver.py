@@ -272,7 +272,7 @@ def test_no_reproducer(module: Path) -> None:
 def test_a_compile_loads_what_it_uses(tmp_path: Path) -> None:
     """No machine, no clock, no reader of configurations, no other format."""
     argv = f"compile llama3-8b --tp 2 --set L=1 --quiet -o {tmp_path}/out".split()
-    rooms = "stagec.machines stagec.time stagec.importers.families stagec.serving.engine pydantic"
+    rooms = "stagec.machines stagec.time stagec.importers.families stagec.serving.simulate pydantic"
     script = (
         f"import sys; from stagec.driver.cli import main; main({argv});"
         f"print([m for m in {rooms.split()} if m in sys.modules]);"

@@ -98,11 +98,11 @@ def test_a_folder_has_one_writer_by_the_locks_that_there_are(
     system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By bytes; without any lock writing goes on."""
-    from stagec.traces.lock import locked
+    from stagec.traces.folder import locked
 
     monkeypatch.setattr(locks, "fcntl", None)
     monkeypatch.setattr(locks, "msvcrt", _Bytes() if system == "windows" else None)
-    monkeypatch.setattr("stagec.traces.lock._PATIENCE", 0.0)
+    monkeypatch.setattr("stagec.traces.folder._PATIENCE", 0.0)
     out = tmp_path / "out"
     with locked(out):
         ran = stagec("compile", LLAMA, "--set", "L=2,B=4", "--quiet", "-o", out)

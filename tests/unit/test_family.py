@@ -11,7 +11,20 @@ from typing import Any
 import pytest
 
 from stagec.analysis.report import analysis
-from stagec.api import Family, Figures, Module, Pass, Phase, Source, load_plugins, parse_module
+from stagec.api import (
+    Family,
+    Figures,
+    Module,
+    Pass,
+    Phase,
+    Relation,
+    Source,
+    const,
+    load_plugins,
+    parse_module,
+    symbol,
+)
+from stagec.ir.queries import Queries, TrackedValues
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.lowered import LoweredJob
@@ -141,6 +154,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, tuple[int, ...]], int]] = {
         {"V": (32001, 32000), "L": (16, 32)},
         2,
     ),
+    "one head of keys": (
+        {"model": "llama3-8b", "attention": "eager", "sizes": {"G": 1, "H": 8, "L": 2}},
+        {"B": (2, 1)},
+        2,
+    ),
+    "windows": (
+        {"model": "mistral-7b", "attention": "sdpa", "sizes": {"L": 4}},
+        {"W": (512, 1024)},
+        1,
+    ),
 }
 
 
@@ -203,6 +226,31 @@ def test_sizes_that_do_not_go_are_reported_as_by_a_compile_of_their_own() -> Non
         family.at({**base, "tp": 3})
     family.at(base)
     assert len(family) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "good", "bad", "message"),
+    [
+        ("bert-base", {"L": 2, "S": 512}, {"L": 2, "S": 1024}, "the assumption P >= S does not"),
+        ("qwen2.5-7b", {"L": 2, "H": 28}, {"L": 2, "H": 14}, "the assumption H % G == 0 does not"),
+        ("llama3-8b", {"L": 2, "H": 32}, {"L": 2, "H": 12}, "needs a whole number for factor .r."),
+    ],
+)
+def test_what_the_verifier_refuses_shares_no_compile(
+    model: str, good: dict[str, int], bad: dict[str, int], message: str
+) -> None:
+    CompiledJob.of(JobOptions(model, sizes=good))
+    with pytest.raises(DiagnosticError, match=message):
+        CompiledJob.of(JobOptions(model, sizes=bad))
+
+
+def test_a_query_that_other_values_cannot_answer_has_another_answer() -> None:
+    """Such as the comparison of half a size, where the size is odd."""
+    half = Relation(symbol("S") / 2, "<=", const(8))
+    queries = Queries()
+    assert half.holds(TrackedValues({"S": 8}, queries))
+    assert queries.same({"S": 10})
+    assert not queries.same({"S": 9})
 
 
 def test_what_is_not_given_is_as_in_the_text() -> None:

@@ -155,7 +155,7 @@ with working_folder(Path(sys.argv[1]), force=False, resume=False):
 def test_the_second_writer_is_reported_who_has_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stagec.traces.lock._PATIENCE", 0.1)
+    monkeypatch.setattr("stagec.traces.folder._PATIENCE", 0.1)
     out = tmp_path / "out"
     words = [sys.executable, "-c", HOLD, str(out)]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE) as first:

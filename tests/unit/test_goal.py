@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from stagec.formats.base import Durations, Layout, ModelJob
 from stagec.formats.goal import format as format_module
-from stagec.formats.goal.encode import Patched, binary_head, binary_of
-from stagec.formats.goal.encode import text_of as text_of_ops
-from stagec.formats.goal.format import GoalFormat, GoalSchedule
+from stagec.formats.goal.format import GoalFormat, GoalSchedule, Patched, binary_head, binary_of
+from stagec.formats.goal.format import text_of as text_of_ops
 from stagec.formats.goal.ops import CALC, COLLECTIVE_TAG, RECV, SEND, Ops, Place
 from stagec.formats.messages import ALGORITHMS, KINDS, expansion, other_end, part_bytes, shape_of
 from stagec.program.groups import GroupAxes, number_groups

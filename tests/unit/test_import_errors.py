@@ -98,6 +98,9 @@ def test_what_is_no_configuration_is_reported(text: str, message: str) -> None:
         ("partial_rotary_factor", 0.4, "rotates 3 of 8 elements"),
         ("partial_rotary_factor", 2.0, "expected a share, from 0 to 1"),
         ("sliding_windows", 3, "unknown key 'sliding_windows'"),
+        ("attention_dropout", "0.1", "is '0.1', expected a rate from 0 to 1"),
+        ("attention_dropout", True, "is true, expected a rate from 0 to 1"),
+        ("attention_dropout", 1.5, "expected a rate from 0 to 1"),
     ],
 )
 def test_a_wrong_value_is_reported_at_its_key(key: str, value: Any, message: str) -> None:

@@ -73,6 +73,8 @@ def test_groups_of_experts_stand_beside_the_states_of_scans() -> None:
         ("mamba2", {"time_step_min": -1e308}),
         ("t5", {"is_gated_act": False}),
         ("qwen3_next", {"output_gate_type": "swish"}),
+        ("bailing_moe_v2", {"use_rmsnorm": True}),
+        ("hunyuan_v1_moe", {"pad_id": 3}),
         ("grok-1", {"key_size": 8, "widening_factor": 3, "intermediate_size": 64}),
     ],
 )

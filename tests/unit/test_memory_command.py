@@ -126,7 +126,7 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
     job = *SMALL[:3], "--dp", "2", "--tp", "2"
     ran = stagec("memory", *job, "--limit", "12GB", "--advise")
     assert ran.code == 1
-    assert re.match(r"stage0: peak \S+ GiB of 12.00 GiB: does not fit, by ", ran.out)
+    assert re.search(r"stage0: peak \S+ GiB of 12.00 GiB: does not fit, by ", ran.out)
     assert "most of it is " in ran.err
     expected = re.findall(r"^  \[\d\]   (.*?)  +([0-9.]+ [MG]iB)  ", ran.err, re.M)
     commands = re.findall(r"^\[\d\] stagec (.*)$", ran.err, re.M)

@@ -63,8 +63,10 @@ def test_the_verdict_is_that_of_the_plan(tmp_path: Path, capacity: str) -> None:
     )
     verdict = stagec("memory", *JOB, "--limit", str(fit["room"]))
     assert (verdict.code == 0) is fit["fits"]
-    assert verdict.out.startswith("stage0: peak ")
-    assert (": fits, by " in verdict.out.splitlines()[0]) is fit["fits"]
+    software, first = verdict.out.splitlines()[:2]
+    assert ", stack ideal, " in software
+    assert first.startswith("stage0: peak ")
+    assert (": fits, by " in first) is fit["fits"]
 
 
 def test_what_to_know_is_in_every_output(tmp_path: Path) -> None:

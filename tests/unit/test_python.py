@@ -699,3 +699,15 @@ def test_a_search_shows_lines_of_a_configuration(tmp_path: Path) -> None:
     ran = command("search", file, "--ranks", "8", "--machine", "h100-sxm", "--batch", "8")
     assert ran.code == 1
     assert '  "model_type"' in ran.err or '"funny_key": 1' in ran.err
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (lambda: made(tp=2).analyze(), "<stagec JobAnalysis: llama3-8b>"),
+        (lambda: made(tp=2).time(MACHINE), "<stagec StepAnswer: llama3-8b on h100-sxm>"),
+        (lambda: stagec.machine("h100"), "<stagec machine: h100-sxm, NVIDIA H100 SXM 80 GB>"),
+    ],
+)
+def test_a_prompt_shows_an_answer_in_a_line(value: Any, expected: str) -> None:
+    assert repr(value()) == expected

@@ -1,5 +1,5 @@
-"""Requests over time: the event loop beside the engine that goes step by step, and what holds of
-every server."""
+"""Requests over time: the event loop beside one that records every step, and what holds of every
+server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from stagec.ir_spec.strategy.scheduler import ALONE, BESIDE, SchedulerRule
 from stagec.serving.arrivals import renewal
-from stagec.serving.engine import Engine
 from stagec.serving.fleet import Failure
-from stagec.serving.policy import FirstComeFirstServed, ServerLimits
+from stagec.serving.policy import LiveRequest, ServerLimits
 from stagec.serving.prefixes import CacheTier, CacheTiers
 from stagec.serving.replica import Replica
 from stagec.serving.requests import HASH_BLOCK, Request
@@ -25,6 +24,7 @@ from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.serving.step import Step
 from stagec.serving.step_times import StepLine
+from stagec.serving.stepped import stepped_server
 from tests.support import examples
 
 NANOSECOND = 10**6
@@ -67,7 +67,7 @@ class Linear:
         return NANOSECOND * (self.fixed + tokens + self.cached(total + sum(q for _, q in chunks)))
 
     def of(self, step: Step) -> int:
-        """Nanoseconds of a step of the engine."""
+        """Nanoseconds of a recorded step."""
         pieces = [(c.new, c.cached) for c in step.classes for _ in range(c.count)]
         return self.mixed(0, 0, pieces) // NANOSECOND
 
@@ -114,19 +114,21 @@ LIMITS = st.builds(
 
 @examples(200)
 @given(loads(), LIMITS, st.booleans())
-def test_every_event_is_that_of_the_engine_that_steps(
+def test_every_event_is_that_of_single_steps(
     requests: list[Request], limits: ServerLimits, cells: bool
 ) -> None:
     costs = Linear(cells=cells)
-    engine = Engine(requests, FirstComeFirstServed(), limits, costs.of)
-    steps = sum(s.count for s in engine.stretches(1 << 20))
+    replica, single = stepped_server(
+        requests, limits, lambda step: (costs.of(step) * NANOSECOND,) * 2, 1 << 20
+    )
+    single.run()
     run = served(requests, limits, costs)
-    actual = sorted((j.number, j.first, j.last, j.preempted) for j in run.done)
-    expected = sorted(
-        (s.number, s.first * NANOSECOND, s.last * NANOSECOND, s.preempted) for s in engine.served
+    actual, expected = (
+        sorted((j.number, j.first, j.last, j.preempted) for j in each.done)
+        for each in (run, single)
     )
     assert actual == expected
-    assert sum(r.tally.steps for r in run.replicas) == steps
+    assert sum(r.tally.steps for r in run.replicas) == len(replica.steps)
 
 
 # -- what holds of every server --------------------------------------------------------------------
@@ -198,13 +200,13 @@ def test_when_new_requests_are_looked_for_and_prompts_wait_for_others() -> None:
 
 def test_a_long_queue_is_not_read_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of requests that come faster than they are served."""
-    reads, left = [0], vars(ServedRequest)["left"].fget
+    reads, left = [0], vars(LiveRequest)["left"].fget
 
     def counted(job: ServedRequest) -> int:
         reads[0] += 1
         return int(left(job))
 
-    monkeypatch.setattr(ServedRequest, "left", property(counted))
+    monkeypatch.setattr(LiveRequest, "left", property(counted))
     requests = [Request(0, 8, 2)] * 1000
     for gather in (0, 4):
         reads[0] = 0

@@ -32,6 +32,7 @@ WHISPER, PART = ("whisper-large-v3", "--set", "B=4,L=1,L_dec=1"), ("--part", "en
 _LIMITED = ("--prompt", "64", "--batches", "1", "--tpot", "1us")
 _LENGTHS = ("--lengths", "prompt=~40,output=9")
 _STACK = ("--stack", "nemo")
+_STEP = ("--batch", "4", "--context", "64")
 _PRICED = ("--price", "2,1", "--objective", "cost")
 _DRAFT = ("--speculative", "2", "--draft", "llama3-8b[L=1,D=64,F=64,V=1024,H=4,G=4,K=32]: on=model")
 _STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
@@ -47,6 +48,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "memory of two models": (
         *("memory", *SERVER, "--serve", "decode", "--batch", "4", "--context", "64", *_DRAFT),
     ),
+    "time": ("time", *JOB, "--tp", "2", *H100),
+    "time with a stack": ("time", *JOB, "--dp", "2", *H100, *_STACK, "--no-levers"),
+    "time of prefill": ("time", *SERVER, "--serve", "prefill", *_STEP, *H100),
+    "time of drafts": (
+        *("time", *SERVER, "--serve", "decode", *_STEP, *_DRAFT, "--accepted", "1.5", *H100),
+    ),
+    "time of two pods": ("time", *SERVER, *PODS, "--batch", "4", *H100),
+    "time of pods that wait": ("time", *WHISPER, *PART, *H100),
     "serve": ("serve", *SERVER, "--prompt", "64", "--batches", "1,2", *H100),
     "serve of pods": ("serve", *SERVER, *PODS, "--batches", "1,2", *H100),
     "requests over time": ("serve", *SERVER, "--rate", "9", "--count", "5", *_LENGTHS, *H100),

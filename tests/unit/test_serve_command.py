@@ -427,6 +427,8 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
         (("--measured", "none.csv"), "none.csv: No such file"),
         (("--kernels-from", "vidur"), "is not 'aiconfigurator'"),
         (("--set", "D=65536,F=229376"), "no batch fits: a batch of 1 needs"),
+        # h100-500w has 96 GiB too, but slower memory
+        (("--set", "L=200,F=16000"), "or give --machine h200"),
     ],
 )
 def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:

@@ -21,10 +21,10 @@ from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.program.nodes import Node, Program
 from stagec.program.steps import Sequel, SteppedClass, stepped_classes
-from stagec.serving.engine import Engine
-from stagec.serving.policy import ServerLimits, find_policy
+from stagec.serving.policy import ServerLimits
 from stagec.serving.requests import Request
 from stagec.serving.step import parse_step
+from stagec.serving.stepped import stepped_server
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import LLAMA, MIXTRAL, stagec, tiny_options
 
@@ -234,9 +234,11 @@ def test_a_server_admits_what_the_machine_has_room_for() -> None:
     room = cache_room([modules], small, largest, 16)
     assert (room.taken, room.blocks) == (taken, 11)
     assert cache_room([modules], machine, largest, 16, Limit("given", room.room)) == room
-    engine = Engine(requests, find_policy("fcfs"), ServerLimits(64, 8, room.blocks), 1000)
-    steps = {step for each in engine.stretches(1000) for step in each.steps}
-    assert len(engine.served) == len(requests)
+    limits = ServerLimits(64, 8, room.blocks)
+    replica, run = stepped_server(requests, limits, lambda step: (1, 1), 1000)
+    run.run()
+    steps = {each.step for each in replica.steps}
+    assert len(run.done) == len(requests)
     assert max(s.sequences for s in steps) > 1
     assert all(modules.compiled(step).figures().peak <= room.room for step in steps)
     none = machine.changed({"memory.capacity": taken - 1 + reserve})

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.serving.arrivals import requests_of
-from stagec.serving.engine import Engine
 from stagec.serving.policy import (
     BatchingPolicy,
     LiveRequest,
@@ -25,22 +25,43 @@ from stagec.serving.policy import (
     StepPlan,
     find_policy,
 )
-from stagec.serving.requests import Request, read_requests
+from stagec.serving.requests import HASH_BLOCK, Request, read_requests
+from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, parse_step, step_of
+from stagec.serving.stepped import SteppedReplica, stepped_server
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import examples
 
 TICK = 1000
-FCFS = find_policy("fcfs")
+NANOSECOND = 10**6
+ENDLESS = 1_000_000
+
+
+def server(
+    requests: Sequence[Request],
+    limits: ServerLimits,
+    of: Callable[[Step], int] = lambda step: TICK,
+    *,
+    stages: int = 1,
+    **how: Any,
+) -> tuple[SteppedReplica, Simulation]:
+    """A server that has served; `of` has the nanoseconds of a step on each stage."""
+
+    def time(step: Step) -> tuple[int, int]:
+        return stages * of(step) * NANOSECOND, of(step) * NANOSECOND
+
+    replica, run = stepped_server(requests, limits, time, ENDLESS, stages=stages, **how)
+    run.run()
+    replica.check(len(requests) - len(run.done))
+    return replica, run
 
 
 def served(
-    requests: Sequence[Request], limits: ServerLimits, policy: BatchingPolicy = FCFS, depth: int = 1
-) -> tuple[list[Step], Engine]:
+    requests: Sequence[Request], limits: ServerLimits, **how: Any
+) -> tuple[list[Step], Simulation]:
     """All steps of a server, one by one."""
-    engine = Engine(requests, policy, limits, TICK, depth)
-    steps = [step for stretch in engine.stretches(1_000_000) for step in stretch.steps]
-    return steps, engine
+    replica, run = server(requests, limits, **how)
+    return [each.step for each in replica.steps], run
 
 
 # -- a server that counts tokens one by one --------------------------------------------------------
@@ -138,10 +159,10 @@ def test_steps_are_those_of_a_server_that_counts_tokens(
         requests.append(Request(at, prompt, output))
     most = max(-(-(r.prompt + r.output) // block) for r in requests)
     limits = ServerLimits(tokens, sequences, None if more is None else most + more, block)
-    steps, engine = served(requests, limits)
+    steps, run = served(requests, limits)
     expected = _SlowServer(requests, limits).steps()
     assert [_counter(s) for s in steps] == expected
-    assert len(engine.served) == len(requests)
+    assert len(run.done) == len(requests)
 
 
 @given(
@@ -158,20 +179,19 @@ def test_groups_that_step_together_share_the_requests(
     at least the sequences, tokens and pairs of each of them."""
     arrivals = accumulate(gap for gap, _, _ in gaps)
     requests = [Request(at, p, o) for at, (_, p, o) in zip(arrivals, gaps, strict=True)]
-    engine = Engine(requests, FCFS, ServerLimits(tokens, 3), TICK, depth, groups)
+    replica, run = server(requests, ServerLimits(tokens, 3), stages=depth, groups=groups)
     counted, sampled = 0, 0
-    for each in engine.stretches(1_000_000):
+    for each in replica.steps:
         assert 1 <= len(each.groups) <= groups
         for step in each.groups:
             assert step.tokens <= tokens
-            for mine, all_ in ((step, each.step), (step.later(each.count - 1), [*each.steps][-1])):
-                assert mine.sequences <= all_.sequences
-                assert mine.tokens <= all_.tokens
-                assert mine.sampled <= all_.sampled
-                assert mine.pairs <= all_.pairs
-            counted += step.tokens * each.count
-            sampled += step.sampled * each.count
-    assert sorted(s.number for s in engine.served) == list(range(1, len(requests) + 1))
+            assert step.sequences <= each.step.sequences
+            assert step.tokens <= each.step.tokens
+            assert step.sampled <= each.step.sampled
+            assert step.pairs <= each.step.pairs
+            counted += step.tokens
+            sampled += step.sampled
+    assert sorted(j.number for j in run.done) == list(range(1, len(requests) + 1))
     assert counted == sum(r.prompt + r.output - 1 for r in requests)
     assert sampled == sum(r.output for r in requests)
 
@@ -179,11 +199,10 @@ def test_groups_that_step_together_share_the_requests(
 def test_groups_wait_for_the_slowest() -> None:
     """Of two groups one has a prompt, the other decodes: a step takes as long as both padded."""
     requests = [Request(0, 8, 1), Request(0, 2, 3)]
-    engine = Engine(requests, FCFS, ServerLimits(64, 4), lambda step: step.tokens, 1, 2)
-    actual = [(str(s), each.end - each.start) for each in engine.stretches(9) for s in each.steps]
-    assert actual[0] == ("prefill=1x8+0", 8)
-    assert [text for text, _ in actual[1:]] == ["decode=1x2", "decode=1x3"]
-    assert {s.number: s.first for s in engine.served} == {1: 8, 2: 8}
+    replica, run = server(requests, ServerLimits(64, 4), lambda step: step.tokens, groups=2)
+    actual = [(str(each.step), each.end // NANOSECOND) for each in replica.steps]
+    assert actual == [("prefill=1x8+0", 8), ("decode=1x2", 9), ("decode=1x3", 10)]
+    assert {j.number: j.first // NANOSECOND for j in run.done} == {1: 8, 2: 8}
 
 
 def _counter(step: Step) -> Counter[tuple[int, int, int]]:
@@ -196,23 +215,30 @@ def test_every_token_is_added_once_and_never_before_it_is_known(
     gaps: list[tuple[int, int, int]], depth: int
 ) -> None:
     requests = [Request(0, prompt, output) for _, prompt, output in gaps]
-    engine = Engine(requests, FCFS, ServerLimits(32, 4), TICK, depth)
-    added = sampled = 0
-    for stretch in engine.stretches(1_000_000):
-        assert stretch.after <= depth
-        added += sum(s.tokens for s in stretch.steps)
-        sampled += sum(s.sampled for s in stretch.steps)
+    replica, _ = server(requests, ServerLimits(32, 4), stages=depth)
+    assert all(each.after <= depth for each in replica.steps)
+    added = sum(each.step.tokens for each in replica.steps)
+    sampled = sum(each.step.sampled for each in replica.steps)
     assert added == sum(r.prompt + r.output - 1 for r in requests)
     assert sampled == sum(r.output for r in requests)
 
 
 def test_with_stages_a_sequence_waits_for_its_token() -> None:
     """One request on four stages: a step in four; four requests: each step has one of them."""
-    one, _ = served([Request(0, 8, 5)], ServerLimits(8, 4), depth=4)
+    one, _ = served([Request(0, 8, 5)], ServerLimits(8, 4), stages=4)
     assert [str(s) for s in one] == ["prefill=1x8+0", *(f"decode=1x{8 + i}" for i in range(4))]
-    four, engine = served([Request(0, 8, 5)] * 4, ServerLimits(8, 4), depth=4)
-    assert len(four) == 4 * 5
-    assert engine.served[-1].last == (4 * 5 + 3) * TICK
+    alone, _ = server([Request(0, 8, 3)], ServerLimits(8, 4))
+    assert [each.after for each in alone.steps] == [0, 1, 1]
+    replica, run = server([Request(0, 8, 5)] * 4, ServerLimits(8, 4), stages=4)
+    assert [each.after for each in replica.steps] == [0] * 4 + [4] * 16
+    assert run.done[-1].last == (4 * 5 + 3) * TICK * NANOSECOND
+
+
+def test_a_step_does_not_overtake_another_one() -> None:
+    """A short step behind a long one is done when it has passed the last stage behind it."""
+    requests = [Request(0, 60, 1), Request(0, 2, 1)]
+    replica, _ = server(requests, ServerLimits(60, 4), lambda step: step.tokens, stages=2)
+    assert [each.end // NANOSECOND for each in replica.steps] == [120, 122]
 
 
 # -- steady load: facts of a mix -------------------------------------------------------------------
@@ -267,13 +293,23 @@ def test_budget_goes_to_decodes_first() -> None:
     ]
 
 
-def test_stretches_are_events_not_tokens() -> None:
-    engine = Engine([Request(0, 8, 10_000)] * 3, FCFS, ServerLimits(64, 8), TICK)
-    stretches = list(engine.stretches(1_000_000))
-    assert [(str(s.step), s.count) for s in stretches] == [
-        ("prefill=3x8+0", 1),
-        ("decode=3x8", 9_999),
+def test_a_scheduler_holds_for_recorded_steps() -> None:
+    """Prompts alone: sequences that decode wait for the second prompt."""
+    rule = SchedulerRule(ALONE)
+    steps, _ = served([Request(0, 4, 4), Request(1, 6, 2)], ServerLimits(64, 4), scheduler=rule)
+    assert list(map(str, steps)) == [
+        "prefill=1x4+0",
+        "prefill=1x6+0",
+        "decode=1x4,decode=1x6",
+        "decode=1x5",
+        "decode=1x6",
     ]
+
+
+def test_a_prefix_that_is_cached_is_not_computed_again() -> None:
+    requests = [Request(at, HASH_BLOCK + 8, 1, prefix=(7,)) for at in (0, 9 * TICK)]
+    steps, _ = served(requests, ServerLimits(1024, 4, 100), prefix_block=HASH_BLOCK)
+    assert list(map(str, steps)) == [f"prefill=1x{HASH_BLOCK + 8}+0", f"prefill=1x8+{HASH_BLOCK}"]
 
 
 # -- steps -----------------------------------------------------------------------------------------
@@ -450,12 +486,128 @@ def test_a_policy_that_errs_is_named(
 ) -> None:
     limits = ServerLimits(12, 1 if "sequences" in message else 2)
     with pytest.raises(DiagnosticError, match=message):
-        served([Request(0, 8, 2), Request(0, 8, 2)], limits, _Chosen(choose))
+        served([Request(0, 8, 2), Request(0, 8, 2)], limits, policy=_Chosen(choose))
 
 
-def test_a_request_that_never_fits_is_refused() -> None:
-    with pytest.raises(DiagnosticError, match="request 2 takes 4 blocks of 16 tokens"):
-        served([Request(0, 1, 1), Request(0, 40, 20)], ServerLimits(64, 2, 3))
+def test_a_policy_that_has_no_blocks_is_named() -> None:
+    policy = _Chosen(lambda s: StepPlan([(w, w.left) for w in s.waiting]))
+    with pytest.raises(
+        DiagnosticError, match="with 4 blocks of the cache, and there is room for 3"
+    ):
+        served([Request(0, 8, 1)] * 2, ServerLimits(64, 4, 3, 4), policy=policy)
+
+
+def test_no_more_steps_than_are_asked_for() -> None:
+    replica, run = stepped_server(
+        [Request(0, 8, 9)] * 4, ServerLimits(16, 4), lambda step: (2, 1), 3, stages=2
+    )
+    run.run()
+    assert len(replica.steps) == 3
+    replica.check(4 - len(run.done))
+
+
+class _WrittenOut(BatchingPolicy):
+    """First come first served, as `stagec.serving.replica` has it, over all sequences: those that
+    run come first, each with all tokens that it can add within the budget; then requests are
+    admitted while tokens, sequences and blocks last. If blocks run out, the sequence that came last
+    is preempted, and no request is admitted (vllm/v1/core/sched/scheduler.py, `schedule`)."""
+
+    name = "written-out"
+    summary = "for tests"
+
+    def plan(self, state: ServerState) -> StepPlan:
+        limits, free, budget = state.limits, state.free, state.limits.tokens
+        running, work, preempted = (
+            list(state.running),
+            list[tuple[LiveRequest, int]](),
+            list[LiveRequest](),
+        )
+        place = 0
+        while place < len(running) and budget:
+            live = running[place]
+            tokens = min(live.left, budget)
+            needed = state.needs(live, tokens) if tokens else 0
+            while free is not None and needed > free and len(running) > place:
+                last = running.pop()
+                preempted.append(last)
+                free += limits.blocks_for(last.cached)
+            if place == len(running):
+                break
+            if tokens:
+                work.append((live, tokens))
+            budget -= tokens
+            free = None if free is None else free - needed
+            place += 1
+        if preempted:
+            return StepPlan(work, preempted)
+        count = len(running)
+        for live in state.waiting:
+            tokens = min(live.left, budget)
+            needed = state.needs(live, tokens)
+            if not tokens or count == limits.sequences or (free is not None and needed > free):
+                break
+            work.append((live, tokens))
+            budget -= tokens
+            count += 1
+            free = None if free is None else free - needed
+        return StepPlan(work)
+
+
+@given(
+    gaps=st.lists(_REQUEST, min_size=1, max_size=12),
+    tokens=st.integers(1, 48),
+    sequences=st.integers(1, 6),
+    more=st.none() | st.integers(0, 6),
+    groups=st.integers(1, 3),
+    fixed=st.integers(0, 2),
+)
+@examples(150)
+def test_a_policy_that_is_written_out_gives_the_steps_of_a_replica(
+    gaps: list[tuple[int, int, int]],
+    tokens: int,
+    sequences: int,
+    more: int | None,
+    groups: int,
+    fixed: int,
+) -> None:
+    """Also those of each group of ranks, when each request is done, and preemptions."""
+    arrivals = accumulate(gap for gap, _, _ in gaps)
+    requests = [Request(at, p, o) for at, (_, p, o) in zip(arrivals, gaps, strict=True)]
+    limits = ServerLimits(tokens, sequences, None, 4, fixed=fixed)
+    if more is not None:
+        blocks = more + max(limits.blocks_for(r.prompt + r.output) for r in requests)
+        limits = replace(limits, blocks=blocks)
+    own, planned = (
+        server(requests, limits, groups=groups, policy=policy) for policy in (None, _WrittenOut())
+    )
+    assert own[0].steps == planned[0].steps
+    ends = [
+        [(j.number, j.first, j.last, j.preempted) for j in run.done] for _, run in (own, planned)
+    ]
+    assert ends[0] == ends[1]
+
+
+@given(
+    gaps=st.lists(_REQUEST, min_size=1, max_size=12),
+    stages=st.integers(2, 4),
+    more=st.integers(0, 6),
+)
+@examples(60)
+def test_a_policy_on_stages_serves_every_request(
+    gaps: list[tuple[int, int, int]], stages: int, more: int
+) -> None:
+    """It may preempt sequences whose token is under way, which is then computed again."""
+    arrivals = accumulate(gap for gap, _, _ in gaps)
+    requests = [Request(at, p, o) for at, (_, p, o) in zip(arrivals, gaps, strict=True)]
+    blocks = more + max(-(-(r.prompt + r.output) // 4) for r in requests)
+    replica, run = server(
+        requests, ServerLimits(32, 4, blocks, 4), stages=stages, policy=_WrittenOut()
+    )
+    assert sorted(j.number for j in run.done) == list(range(1, len(requests) + 1))
+    (group,) = replica.groups
+    assert group.free == group.room
+    added = sum(each.step.tokens for each in replica.steps)
+    assert added >= sum(r.prompt + r.output - 1 for r in requests)
 
 
 def test_no_policy_of_that_name() -> None:

@@ -79,6 +79,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "all_reduce_norms": {"all_reduce": "two-shot"},
     "all_reduce_reads": {"all_reduce": "one-shot"},
     "memory_nodes": {"offload": "optimizer"},
+    "offload_update": {"offload": "optimizer"},
     "part_batches": {"part": (PartText("ffn", "feed-forward", "tp=2"),)},
     "lora_rank": {"lora": "wq"},
     "max_loras": {"lora": "wq"},

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from graphlib import CycleError
 from math import inf
 from random import Random
@@ -193,9 +194,12 @@ def machine_costs(issued: Issued, machine: Machine) -> dict[int, Costs]:
     """What nodes cost on a machine."""
     table = CostTable(machine, issued.mesh)
     table.prepare(issued.samples)
+    classes = zip(issued.classes, issued.members, strict=True)
     return {
-        i: table.of_class(ranks, issued.groups, each.groups, each.ways)[1]
-        for i, (each, ranks) in enumerate(zip(issued.classes, issued.members, strict=True))
+        i: partial(
+            table.cost, distances=table.distances(ranks, issued.groups, each.groups, each.ways)
+        )
+        for i, (each, ranks) in enumerate(classes)
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.family import Compiled
-from stagec.answers.compile_steps import StepTimes
+from stagec.answers.compile_steps import step_times
 from stagec.jobs import figures
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob, compiled_of
 from stagec.jobs.request.machine import machine_of
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
-from stagec.serving.engine import Served
-from stagec.serving.latency import Latencies, latencies
+from stagec.serving.latency import SecondsSpread, latencies
 from stagec.serving.requests import Request
+from stagec.serving.served import ServedRequest
 from stagec.serving.step import SequenceClass, Step, parse_step, step_of
+from stagec.serving.step_times import SECOND
+from stagec.time.costs.replay_options import ReplayOptions
 from tests.support import LLAMA, examples, stagec, tiny_options
 
 H100 = "h100-sxm"
@@ -32,23 +33,24 @@ SMALL = ("llama3-8b", "--set", "L=2,D=256,F=512,V=512")
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 100))
 @examples(60)
 def test_a_percentile_is_the_least_that_so_many_do_not_exceed(values: list[int], at: int) -> None:
-    spread = Latencies(sorted(map(Fraction, values)))
+    spread = SecondsSpread(sorted(values))
     enough = [v for v in values if 100 * sum(w <= v for w in values) >= at * len(values)]
     assert spread.percentile(at) == min(enough)
-    assert spread.mean == Fraction(sum(values), len(values))
+    assert spread.as_json()["mean"] == sum(values) / len(values)
 
 
 def test_times_of_requests_by_definition() -> None:
     """From arrival to the first token; between tokens; a request of one token has none between."""
-    actual = latencies(
-        [
-            Served(Request(5, 10, 1), 1, 105, 105, 0),
-            Served(Request(0, 10, 5), 2, 50, 90, 0),
-            Served(Request(7, 10, 4), 3, 47, 107, 0),
-        ]
-    )
-    values = {name: [int(v) for v in spread.values] for name, spread in actual.items()}
+    rows = ((1, 5, 105, 105), (5, 0, 50, 90), (4, 7, 47, 107))
+    done = [
+        ServedRequest(
+            Request(0, 10, output), 1, arrival=a * SECOND, first=b * SECOND, last=c * SECOND
+        )
+        for output, a, b, c in rows
+    ]
+    values = {name: [*map(int, spread.values)] for name, spread in latencies(done).items()}
     assert values == {"ttft": [40, 50, 100], "tpot": [10, 20], "latency": [90, 100, 100]}
+    assert latencies(done, 1.0)["ttft"].values == [41, 51, 101]
     assert latencies([]) == {}
 
 
@@ -163,18 +165,34 @@ def test_each_distinct_step_is_evaluated_once() -> None:
     """Steps of one structure share a compile; classes that are taken together are one step."""
     job = tiny_options(LLAMA).changed(serve="mixed", sizes={"L": 2, "D": 8, "H": 4, "G": 2, "K": 2})
     modules = StepModules(job, Session())
-    times = StepTimes(modules, machine_of(H100, Session()), None, 1)
+    times = step_times(modules, machine_of(H100, Session()), ReplayOptions(graphs=True), 1)
     texts = ["decode=2x8", "decode=1x7,decode=1x9", "decode=2x8", "decode=3x8", "decode=2x9"]
     steps: list[Step] = [parse_step(t) for t in texts]
     actual = [times(step) for step in steps]
     assert actual[0] == actual[1] == actual[2]
-    assert len(times) == 3
+    assert len(set(actual)) == 3
     compiles = modules.compiles
     for step in (steps[0], *steps[2:]):  # those without classes that are taken together
         modules.classes(step)
     assert modules.compiles == compiles == 1
-    halves = StepTimes(modules, machine_of(H100, Session()), None, 2)
-    assert halves(steps[0]) == -(-actual[0] // 2)
+    assert actual[0][0] == actual[0][1], "one stage"
+
+
+@pytest.mark.parametrize("words", [(), ("--pp", "2"), ("--prompt-steps", "alone")])
+def test_recorded_steps_are_those_of_a_server_over_time(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Both commands let the same requests into the same steps, which take as long."""
+    lines = "\n".join(f"{i / 1e4},{64 + 7 * i},{5 + i % 4}" for i in range(20))
+    how = (*words, "--machine", H100)
+    recorded = served(tmp_path, lines, *how)
+    asked = ("--requests", str(tmp_path / "requests.csv"), "--step-grid", "exact", "--json")
+    ran = stagec("serve", *SMALL, *how, *asked)
+    assert ran.code == 0, ran.err
+    simulated = json.loads(ran.out)
+    assert recorded["times"] == simulated["times"]
+    (steps,) = recorded["steps"]
+    assert sum(count for _, count in steps) == simulated["pools"]["server"]["steps"]
 
 
 def test_steps_of_one_structure_share_compiles(monkeypatch: pytest.MonkeyPatch) -> None:

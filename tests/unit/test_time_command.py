@@ -110,6 +110,22 @@ def test_graphs_that_no_host_launches_are_not_left_out(more: str, warned: bool) 
     assert "no effect on chakra" in stagec(*compiled, "chakra", "llama3-8b", *words).err
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("--requests poisson:rate=25,count=2,prompt=20,output=4", "no effect on chakra"),
+        ("--steps 2 --step decode=2x8 --machine h100-sxm", "no effect on chakra"),
+        ("--requests poisson:rate=25,count=2,prompt=20,output=4 --machine h100-sxm", ""),
+    ],
+)
+def test_graphs_of_steps_matter_where_their_times_do(more: str, says: str) -> None:
+    words = "--serve", "mixed", "--set", "L=1", "--no-graphs", "--dry-run", *more.split()
+    said = stagec("compile", "llama3-8b", *words).err
+    assert says in said if says else "--no-graphs" not in said
+    pictured = stagec("compile", "llama3-8b", *words, "--format", "perfetto")
+    assert (pictured.code, "--steps and --requests compile several" in pictured.err) == (1, True)
+
+
 @LONG
 @pytest.mark.parametrize("more", ["--step-tokens 64", "--prompt-steps alone", "--stack vllm"])
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@ training calls. `LAYOUTS` are tried in order; the first one whose flags the run 
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +27,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from tools.torch_memory.context import ring_attention
 from tools.torch_memory.experts import TorchtitanExperts, exchanged, padded
@@ -32,6 +35,12 @@ from tools.torch_memory.models import Attention
 from tools.torch_memory.run import TorchRun
 
 _MiB = 1 << 20
+#: What selective checkpoints keep (`_op_sac_save_list`), with the kernel of attention of CPUs.
+_KEPT = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops._c10d_functional.reduce_scatter_tensor.default,
+)
 #: Says of which category the storage of a tensor is.
 Mark = Callable[[torch.Tensor, str], None]
 
@@ -82,11 +91,28 @@ def _checkpoint(model: nn.Module, run: TorchRun) -> None:
     default = ("full", 2) if run.flag("stack", "huggingface") == "torchtitan" else ("none", 0)
     policy = run.flag("recompute", default[0])
     every = run.flag("recompute_every", default[1] if "recompute" not in run.flags else 0) or 1
-    if policy not in ("none", "full"):
+    if policy not in ("none", "full", "selective"):
         raise ValueError(f"{run.title}: no checkpoints are written down for '{policy}'")
-    for name, block in model.layers.named_children() if policy == "full" else ():
+    given = {"context_fn": _selective} if policy == "selective" else {}
+    for name, block in model.layers.named_children() if policy != "none" else ():
         if (int(name) + 1) % every == 0:
-            model.layers.register_module(name, checkpoint_wrapper(block))
+            model.layers.register_module(name, checkpoint_wrapper(block, **given))
+
+
+def _selective() -> Any:
+    """`_apply_op_sac` of torchtitan: every second product is computed again, and all that is not
+    in `_KEPT`."""
+    products = Counter[bool]()
+
+    def policy(ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        second = False
+        if func is torch.ops.aten.mm.default:
+            products[ctx.is_recompute] += 1
+            second = products[ctx.is_recompute] % 2 == 0
+        kept = func in _KEPT and not second
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 # -- one rank ----------------------------------------------------------------------------------
@@ -187,8 +213,27 @@ def _experts(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mar
             split = DTensor.from_local(local, mesh["ep"], [Shard(0)], run_check=False)
             experts.register_parameter(name, nn.Parameter(split))
         exchanged(experts, mesh["ep"].get_group())
-        fully_shard(experts, mesh=mesh["dp_shard_mod_ep"], **_policy(run))
-    return _fsdp(model, run, mesh["dp"], mark)
+        ranks = mesh["dp_shard_mod_ep"].size() * mesh["ep"].size()
+        placed = (lambda _: Shard(1)) if ranks > experts.w1.shape[0] else None
+        given = _policy(run) | {"shard_placement_fn": placed}
+        fully_shard(experts, mesh=mesh["dp_shard_mod_ep"], **given)
+    net = _fsdp(model, run, mesh["dp"], mark)
+    _prefetch(model)
+    return net
+
+
+def _prefetch(model: Any) -> None:
+    """What units gather ahead where experts have ranks of their own (`apply_fsdp` of Llama 4)."""
+    units = [[model.tok_embeddings]]
+    for block in model.layers:
+        inner = [m for m in block.modules() if isinstance(m, TorchtitanExperts)]
+        units.append([block, *inner])
+    units.append([model.norm, model.output])
+    for unit, behind in itertools.pairwise(units):
+        unit[0].set_modules_to_forward_prefetch(behind)
+    *_, last = units
+    for unit, before in itertools.pairwise(reversed(units)):
+        unit[-1 if unit is last else 0].set_modules_to_backward_prefetch(before)
 
 
 # -- parts of sequences, with FSDP2 over all ----------------------------------------------------

@@ -248,6 +248,11 @@ class TorchtitanQwen(TorchtitanDecoder):
 
     head_norm = FusedNorm
 
+    def __init__(self, run: TorchRun, feed: Callable[[Mapping[str, int]], nn.Module]) -> None:
+        super().__init__(run, feed)
+        if run.flag("rotation_tables", "cos-sin") != "cos-sin":
+            raise ValueError(f"{run.title}: Qwen3 of torchtitan has rotation_tables = cos-sin")
+
     def rotations(self, angles: Tensor) -> Tensor:
         both = torch.cat((angles, angles), dim=-1)
         return torch.cat((both.cos(), both.sin()), dim=-1)

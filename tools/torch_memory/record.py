@@ -262,7 +262,6 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
             moment, mark = tracker.forward_ended, tracker.mark
             pipeline = Pipeline(nets, run, mesh, outside_loss, moment, mark)
         microbatches = run.flag("microbatches", 1)
-        run.check()
         for each in (p for model in models for p in model.parameters()):
             tracker.mark(each, "parameters")
             _watch_gradient(each, tracker)
@@ -270,7 +269,8 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
             tracker.mark(each, "buffers")
         trained = [p for model in models for p in model.parameters() if p.requires_grad]
         groups = [[p for p in trained if isinstance(p, DTensor) is d] for d in (False, True)]
-        optimizer = torch.optim.AdamW([{"params": g} for g in groups if g], fused=True)
+        optimizer = _optimizer(run, [{"params": g} for g in groups if g])
+        run.check()
         tokens = torch.zeros(run.sizes["B"], run.sizes["S"], dtype=torch.int64)
         labels = torch.zeros_like(tokens) if titan else tokens
         tracker.mark(tokens, "buffers")
@@ -295,9 +295,22 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
                         microbatches=microbatches,
                     )
             for each in optimizer.state.values():
-                for state in each.values():
+                for state in (x for x in each.values() if isinstance(x, Tensor)):
                     tracker.mark(state, "optimizer")
     return tracker.recorded
+
+
+def _optimizer(run: TorchRun, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    form = run.flag("optimizer_form", "fused")
+    given = {"fused": form == "fused", "foreach": form == "foreach"}
+    match run.flag("optimizer", "adamw"):
+        case "adamw":
+            return torch.optim.AdamW(groups, **given)
+        case "sgd":
+            momentum = 0.9 if run.flag("sgd_momentum", False) else 0.0
+            return torch.optim.SGD(groups, lr=1e-3, momentum=momentum, **given)
+        case other:
+            raise ValueError(f"{run.title}: no optimizer is written down for '{other}'")
 
 
 def _scheduled(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TextIO
 
@@ -14,7 +14,7 @@ from stagec.jobs.idle_flags import unscheduled
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.option import OneOf
-from stagec.jobs.request.options import JobOptions, stated_stack
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.output.report import Report
 from stagec.pipeline.instrument import PLAN
@@ -26,20 +26,34 @@ FIT = OneOf(("best-fit", "caching"))
 
 @dataclass(frozen=True)
 class MemoryPlan(Report):
-    """The footprint of a job: the object of `stagec memory --json`. `planned` gives the builder of
-    the planned module, which a process that unpickles the answer compiles again; `limit` is the
-    given limit, and `drawing` has the options of its page."""
+    """The footprint of a job, with several pods that of each: the object of `stagec memory --json`.
+    `planned` gives the builder of the planned module of each pod, which a process that unpickles
+    the answer compiles again; `limit` is the given limit, and `drawing` has the options of its
+    page."""
 
     data: Mapping[str, Any]
-    planned: Rebuilt[JobBuilder] = field(repr=False, compare=False)
+    options: JobOptions = field(repr=False, compare=False)
+    planned: Mapping[str, Rebuilt[JobBuilder]] = field(repr=False, compare=False)
     limit: Limit | None = field(default=None, repr=False, compare=False)
     drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
 
     @property
+    def pods(self) -> Mapping[str, MemoryPlan]:
+        """The plan of each of several pods, or this one, whose pod has an empty name."""
+        return {
+            pod: replace(self, data=data, planned={"": self.planned[pod]})
+            for pod, data in self._each.items()
+        }
+
+    @property
+    def _each(self) -> Mapping[str, Mapping[str, Any]]:
+        each: Mapping[str, Mapping[str, Any]] = self.data.get("pods", {"": self.data})
+        return each
+
+    @property
     def classes(self) -> list[Mapping[str, Any]]:
         """The classes of ranks: bytes at the peak by category, and the largest buffers at it."""
-        classes: list[Mapping[str, Any]] = self.data["classes"]
-        return classes
+        return [each for data in self._each.values() for each in data["classes"]]
 
     @property
     def worst(self) -> Mapping[str, Any]:
@@ -53,72 +67,43 @@ class MemoryPlan(Report):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak fits the limit; None without a limit."""
-        return self.data["fit"]["fits"] if "fit" in self.data else None
+        """Whether the ranks of all pods fit the limit; None without a limit."""
+        each = [data["fit"]["fits"] for data in self._each.values() if "fit" in data]
+        return all(each) if each else None
 
     @property
     def room(self) -> int | None:
-        """The limit in bytes; None without one."""
-        return self.data["fit"]["room"] if "fit" in self.data else None
+        """The limit of the class with the highest peak in bytes; None without one."""
+        data = next(data for data in self._each.values() if self.worst in data["classes"])
+        return data["fit"]["room"] if "fit" in data else None
 
     def as_json(self) -> dict[str, Any]:
         return dict(self.data)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each class of ranks."""
-        return [dict(each) for each in self.classes]
+        """A row for each class of ranks of each pod."""
+        return [
+            {**({"pod": pod} if pod else {}), **each}
+            for pod, data in self._each.items()
+            for each in data["classes"]
+        ]
 
     def page(self) -> str:
-        """The memory of a rank of each stage over the step, with the limit as a line."""
-        builder = self.planned()
-        job = DrawnJob.of(builder.options, {"": builder})
+        """The memory of a rank of each stage and pod over the step, with the limit as a line."""
+        builders = {pod: planned() for pod, planned in self.planned.items()}
+        job = DrawnJob.of(self.options, builders)
         return memory_page(job, self.drawing, self.limit, self.room)
 
     def print(self, stream: TextIO) -> None:
         from stagec.output.analysis_table import print_footprint
 
-        print_footprint(dict(self.data), stream)
-
-
-@dataclass(frozen=True)
-class PodsMemory(Report):
-    """The footprints of several pods."""
-
-    model: str
-    pods: Mapping[str, MemoryPlan]
-    options: JobOptions = field(repr=False, compare=False)
-    drawing: Drawing = field(default=Drawing(), repr=False, compare=False)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether the ranks of all pods fit the limit; None without a limit."""
-        each = [pod.fits for pod in self.pods.values()]
-        return None if None in each else all(each)
-
-    def as_json(self) -> dict[str, Any]:
-        pods = {name: plan.as_json() for name, plan in self.pods.items()}
-        return {"schema": 1, "model": self.model, "pods": pods}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each class of ranks of each pod."""
-        return [{"pod": pod, **row} for pod, plan in self.pods.items() for row in plan.rows()]
-
-    def page(self) -> str:
-        """The memory of a rank of each stage and pod over the step, with the limit as a line."""
-        builders = {pod: plan.planned() for pod, plan in self.pods.items()}
-        most = max(self.pods.values(), key=lambda plan: plan.peak)
-        job = DrawnJob.of(self.options, builders)
-        return memory_page(job, self.drawing, most.limit, most.room)
-
-    def print(self, stream: TextIO) -> None:
-        for plan in self.pods.values():
-            stream.write(f"{plan.data['model']}\n")
-            plan.print(stream)
+        for data in self._each.values():
+            print_footprint(dict(data), stream)
 
 
 def memory(
     options: JobOptions, session: Session, *, fit: str | None = None, limit: Limit | None = None
-) -> MemoryPlan | PodsMemory:
+) -> MemoryPlan:
     """Plan the memory of a step, for each pod. With `fit` (`best-fit`, `caching`) all buffers are
     placed by that allocator; with a limit, the answer has whether ranks fit. Raises
     `DiagnosticError`."""
@@ -127,14 +112,18 @@ def memory(
     session.report(*unscheduled(options))
     pods = Pods.of(options, session)
     pods.lower(until=PLAN)
-    plans: dict[str, MemoryPlan] = {}
+    plans: dict[str, dict[str, Any]] = {}
     with session.once() as aside:
         for pod, builder in pods.builders.items():
             plan = footprint(builder.module, pods.titles[pod], fit)
-            plan |= stated_stack(builder.options)
-            planned = Rebuilt(partial(_planned, options, pod), builder)
-            plans[pod] = MemoryPlan(_with_fit(plan, limit, aside), planned, limit)
-    return PodsMemory(pods.name, plans, options) if pods.several else next(iter(plans.values()))
+            plan["stack"] = builder.options.stack
+            plans[pod] = _with_fit(plan, limit, aside)
+    named = {pod if pods.several else "": pod for pod in plans}
+    planned = {
+        n: Rebuilt(partial(_planned, options, p), pods.builders[p]) for n, p in named.items()
+    }
+    several = {"schema": 1, "model": pods.name, "pods": plans}
+    return MemoryPlan(several if pods.several else plans[named[""]], options, planned, limit)
 
 
 def _planned(options: JobOptions, pod: str) -> JobBuilder:

@@ -3,8 +3,6 @@
 It has its data as JSON, which the scripts beside this file draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

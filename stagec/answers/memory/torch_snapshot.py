@@ -1,7 +1,5 @@
 """A memory timeline as a snapshot for PyTorch's memory_viz."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator
 from typing import Any

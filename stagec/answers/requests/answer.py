@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import ceil
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.requests.rollouts import ROLLOUT_HEADS, RolloutsFigures, rollouts_figures
@@ -14,7 +13,7 @@ from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console, table
-from stagec.serving.latency import PERCENTILES
+from stagec.serving.latency import PERCENTILES, SecondsSpread, latencies
 from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.serving.step_times import SECOND
@@ -27,22 +26,6 @@ if TYPE_CHECKING:
     from stagec.serving.requests import Request
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True)
-class SecondsSpread:
-    """Seconds of requests in ascending order; at least one."""
-
-    values: Sequence[float]
-
-    def percentile(self, percent: int) -> float:
-        """The least value that this percentage of the requests does not exceed (nearest rank)."""
-        return self.values[max(0, ceil(len(self.values) * percent / 100) - 1)]
-
-    def as_json(self) -> dict[str, float]:
-        """`mean`, `p50`, `p90` and `p99`."""
-        mean = sum(self.values) / len(self.values)
-        return {"mean": mean, **{f"p{n}": self.percentile(n) for n in PERCENTILES}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +96,7 @@ class RequestsAnswer(Report):
 
     model: str
     machine: str
+    stack: str
     load: str
     route: str
     requests: int
@@ -174,8 +158,8 @@ class RequestsAnswer(Report):
                 "per_rank": rate / self.held_ranks,
             }
         named = (
-            *("model", "machine", "load", "route", "ranks", "requests", "served", "seconds"),
-            *("prompt_tokens", "output_tokens", "kept_tokens"),
+            *("model", "machine", "stack", "load", "route", "ranks", "requests", "served"),
+            *("seconds", "prompt_tokens", "output_tokens", "kept_tokens"),
         )
         return {
             "schema": SCHEMA,
@@ -220,7 +204,8 @@ class RequestsAnswer(Report):
 
     def print(self, stream: TextIO) -> None:
         out = console(stream)
-        out.print(f"{self.model} on {self.machine}, {counted(self.ranks, 'rank')}: {self.load}")
+        ranks = counted(self.ranks, "rank")
+        out.print(f"{self.model} on {self.machine}, stack {self.stack}, {ranks}: {self.load}")
         out.print(spreads_table({TITLES[n]: s.as_json() for n, s in self.spreads.items()}))
         for line in self.lines():
             out.print(line)
@@ -334,19 +319,15 @@ def answer_of(
     steps, in seconds: it delays the tokens of the request and its next turn, but no step."""
     done, end = run.done, max(1, run.end)
     limits = {n: given[n] for n in ("ttft", "tpot") if given[n] is not None}
-    several = [j for j in done if j.request.output > 1]
-    times = {
-        "ttft": [(j.first - j.arrival) / SECOND + outside for j in done],
-        "tpot": [(j.last - j.first) / SECOND / (j.request.output - 1) for j in several],
-        "latency": [(j.last - j.arrival) / SECOND + outside for j in done],
-    }
     names = {PREFILL: "prefill", DECODE: "decode" if len(pools) > 1 else "server"}
     costs = {id(p.costs): p.costs for p in pools.values()}.values()
     checks = [each.check() for each in costs]
     worst = max(checks, key=lambda c: c.largest)
+    main = next(iter(pools.values())).models.main.builder
     return RequestsAnswer(
-        model=next(iter(pools.values())).models.main.builder.model_name,
+        model=main.model_name,
         machine=machine.name,
+        stack=main.options.stack,
         load=_load_text(given, requests),
         route=given["route"],
         requests=len(requests),
@@ -356,7 +337,7 @@ def answer_of(
         output_tokens=sum(j.request.output for j in done),
         kept_tokens=run.kept_tokens(),
         ranks=sum(p.ranks * len(p.replicas) for p in pools.values()),
-        spreads={n: SecondsSpread(sorted(values)) for n, values in times.items() if values},
+        spreads=latencies(done, outside),
         limits=limits,
         good=sum(_is_good(j, limits, outside) for j in done) if limits else None,
         pools={names[n]: _figures(p, run) for n, p in pools.items()},

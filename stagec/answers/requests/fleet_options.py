@@ -1,7 +1,5 @@
 """The options of replicas that start, stop and fail over time, and their values."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The options of a server over time, and the requests that they describe."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Any
 
 from stagec.answers.requests.fleet_options import FLEET_OPTIONS
 from stagec.ir_spec.strategy.scheduler import BUDGET
+from stagec.jobs.admission import page_of, prefix_block
 from stagec.jobs.request.limit import SizeType
 from stagec.jobs.request.option import (
     AnyText,
@@ -24,7 +23,7 @@ from stagec.jobs.request.option import (
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK, SEQUENCES, Blocks
 from stagec.serving.arrivals import Conversations, renewal, with_adapters
-from stagec.serving.requests import HASH_BLOCK, MAX_REQUESTS, Request, read_requests
+from stagec.serving.requests import MAX_REQUESTS, Request, read_requests
 from stagec.serving.requests import SECOND as NANOSECONDS
 from stagec.serving.rollouts import Rollouts
 from stagec.serving.routing import ROUTERS
@@ -349,22 +348,11 @@ def _checked_adapters(options: JobOptions, requests: list[Request]) -> list[Requ
     return requests
 
 
-def page_of(options: JobOptions) -> int:
-    """The tokens of a block of the cache."""
-    return options.page if options.page > 1 else BLOCK
-
-
-def prefix_block(options: JobOptions, given: Mapping[str, Any], requests: Sequence[Request]) -> int:
+def prefix_block_of(
+    options: JobOptions, given: Mapping[str, Any], requests: Sequence[Request]
+) -> int:
     """The tokens of a block of the prefix cache; 0 if no request states its prefix. Raises
-    `DiagnosticError` if pages of the cache do not divide a block."""
-    page = page_of(options)
+    `DiagnosticError`."""
     if given["turns"] is not None:
-        return page
-    if not any(request.prefix for request in requests):
-        return 0
-    if HASH_BLOCK % page:
-        raise error(
-            f"pages of {page} tokens do not divide the {HASH_BLOCK} tokens of a block in hash_ids",
-            remedy=f"choose a divisor of {HASH_BLOCK}, such as --page 16",
-        )
-    return HASH_BLOCK
+        return page_of(options)
+    return prefix_block(options, requests)

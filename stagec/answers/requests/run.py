@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
-from stagec.answers.requests.options import given_requests, page_of, prefix_block, rollouts_of
+from stagec.answers.requests.options import given_requests, prefix_block_of, rollouts_of
 from stagec.answers.requests.tiers import all_bytes, most_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
-from stagec.jobs.admission import Room, largest_step
+from stagec.jobs.admission import Room, check_requests, largest_step, page_of
 from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import of_layers, options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
@@ -38,7 +38,7 @@ from stagec.serving.simulate import Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.serving.step_times import SECOND
 from stagec.sharding.strategy import read_strategy
-from stagec.support.diagnostics import Diagnostic, error
+from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -125,7 +125,8 @@ def server_of(
     prefills = pools[PREFILL].replicas if two_pods else []
     sent = _femtoseconds(transfer(_with_prompt(options, every))) if two_pods else None
     update = _update(given, list(pools.values()), timer.machine)
-    _check(every, list(pools.values()), session)
+    models = next(iter(pools.values())).models.main
+    check_requests(every, models, [pool.limits for pool in pools.values()], session)
     if given["concurrency"] not in (None, 1) and len({(r.prompt, r.output) for r in every}) == 1:
         session.remark(
             "all requests have one length, so those that begin together end together and wait for "
@@ -225,7 +226,7 @@ def _pools(
         alone = pool.models.replicas
         swap = _swap_time(pool, timer.machine) if given["preempt"] == "swap" else 0
         computes = prefills or not two_pods
-        block = prefix_block(own, given, requests) if computes else 0
+        block = prefix_block_of(own, given, requests) if computes else 0
         tiers = tiers_below(pool.models, timer.machine, given, block) if computes else None
         load = _adapter_load(own, timer.machine, session) if any(r.adapter for r in requests) else 0
         new_replica: Callable[..., Replica] = Replica
@@ -400,32 +401,6 @@ def _adapter_load(options: JobOptions, machine: Machine, session: Session) -> in
 def _swap_time(pool: Pool, machine: Machine) -> int:
     """The femtoseconds in which a rank moves the keys and values of a token to its host."""
     return max(1, round(token_bytes(pool.models) / machine.host.bandwidth.value * SECOND))
-
-
-def _check(requests: Sequence[Request], pools: Sequence[Pool], session: Session) -> None:
-    """Refuse requests that exceed the cache of a replica, and warn of requests beyond the positions
-    of the model."""
-    longest = max(requests, key=lambda r: r.prompt + r.output)
-    serving = pools[0].models.main.builder.serving
-    positions, last = serving.positions if serving is not None else 0, longest.prompt
-    last += longest.output - 1
-    if positions and last > positions:
-        text = f"requests reach position {last:,}, beyond the {positions:,} of the model"
-        session.report(Diagnostic(text, longest.loc, severity="warning"))
-    for pool in pools:
-        limits = pool.limits
-        if limits.blocks is None:
-            continue
-        needed = limits.blocks_for(longest.prompt + longest.output - 1)
-        if needed > limits.blocks:
-            raise error(
-                f"a request with a prompt of {longest.prompt:,} and an output of "
-                f"{longest.output:,} tokens needs {needed:,} blocks of {limits.block} tokens, but "
-                f"the cache of a replica has {limits.blocks:,}",
-                longest.loc,
-                remedy="split the model over more ranks, store caches in few bits (--kv-dtype "
-                "fp8), or leave the request out",
-            )
 
 
 def _femtoseconds(transfer: TransferSeconds) -> Callable[[int], tuple[int, int]]:

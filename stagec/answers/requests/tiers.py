@@ -1,23 +1,19 @@
 """The tiers below the prefix cache of a device: their sizes in blocks, and their speeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.answers.requests.options import BLOCKING, DISK, HOST, TIERS
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.served_models import AnyJob, ServedModels
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.memory.timeline import CACHES
 from stagec.serving.prefixes import CacheTier, CacheTiers
 from stagec.serving.step import SequenceClass, step_of
 from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import error
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 
 def most_bytes(name: str) -> Callable[[AnyJob], float]:

@@ -1,11 +1,9 @@
 """The time of a step on a machine, its breakdown, and the effect of better machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
@@ -20,23 +18,22 @@ from stagec.answers.time.table import (
 )
 from stagec.answers.time.timed import Timed, time_job
 from stagec.ir.serving_step import PREFILL
+from stagec.jobs.figures import CompiledJob
 from stagec.jobs.idle_flags import unscheduled, without_graphs
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.acceptance import Acceptance
 from stagec.jobs.request.command_line import step_command
 from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.measurements import remark_unused
-from stagec.jobs.request.options import JobOptions, stated_stack
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
-    from stagec.time.costs.replay_options import ReplayOptions
-    from stagec.time.step import Issued
+from stagec.time.costs.replay_options import ReplayOptions
+from stagec.time.step import Issued
 
 NOT_GIVEN = Acceptance(1.0, 1, given=False)
 
@@ -50,7 +47,7 @@ class StepAnswer(TimeReport, Report):
     pictures."""
 
     serve: str | None
-    stack: Mapping[str, str]
+    stack: str
     accepted: Acceptance
     alone_seconds: Mapping[str, float]
     turn_seconds: Mapping[str, float]
@@ -71,7 +68,7 @@ class StepAnswer(TimeReport, Report):
         pods = {name: dict(seconds) for name, seconds in each.items() if seconds}
         return {
             **super().as_json(),
-            **self.stack,
+            "stack": self.stack,
             **({} if self.errors is None else {"interval": self.interval}),
             **self._served(),
             **pods,
@@ -116,7 +113,7 @@ class StepAnswer(TimeReport, Report):
     def print(self, stream: TextIO) -> None:
         measured = "" if self.errors is None else self.errors.rows_text(kind_of(self.serve))
         interval = measured and interval_text(self.interval, measured)
-        print_time(self, stream, interval, tokens=rate_unit(self.accepted))
+        print_time(self, stream, self.stack, interval, tokens=rate_unit(self.accepted))
         pods = {"Without waiting for other pods": self.alone_seconds, "By turns": self.turn_seconds}
         for text, seconds in pods.items():
             each = ", ".join(f"{pod} {seconds_text(s)}" for pod, s in seconds.items())
@@ -165,8 +162,6 @@ def time(
     turns: Mapping[str, float] = {}
     drawn: Callable[[], Timed] = partial(_with_memory, options, machine, replay)
     if again and not has_pods(options):
-        from stagec.jobs.figures import CompiledJob
-
         job = CompiledJob.of(options, session)
         report = job.time(machine, replay, levers=bool(levers))
         _remark(report, job.issued, replay, levers, session)
@@ -182,13 +177,13 @@ def time(
             sent = transfer_of(timed)
             reports = {pod: step.report for pod, step in timed.steps.items()}
             command = step_command(options, machine, overlap=replay.overlap)
-            return PodsTime(reports, sent, accepted, command, drawn)
+            return PodsTime(reports, options.stack, sent, accepted, command, drawn)
         alone, turns = alone_seconds(timed), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
         **each,
         serve=options.serve,
-        stack=stated_stack(options),
+        stack=options.stack,
         accepted=accepted,
         alone_seconds=alone,
         turn_seconds=turns,

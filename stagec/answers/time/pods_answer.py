@@ -14,6 +14,7 @@ from stagec.jobs.request.serving_flags import PODS
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import bytes_text, console
+from stagec.time.streams import PICOSECONDS
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
@@ -25,10 +26,11 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PodsTime(Report):
-    """The steps of both pods, timed separately, and the transfer between them. `command` is the
-    command line, and `drawn` computes the data of a trace."""
+    """The steps of both pods, timed separately, and the transfer between them. `stack` is
+    the software, `command` the command line, and `drawn` computes the data of a trace."""
 
     pods: Mapping[str, TimeReport]
+    stack: str
     transfer: TransferTime
     accepted: Acceptance
     command: str
@@ -50,7 +52,7 @@ class PodsTime(Report):
 
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
-        answer: dict[str, Any] = {"schema": SCHEMA}
+        answer: dict[str, Any] = {"schema": SCHEMA, "stack": self.stack}
         answer["pods"] = {pod: report.as_json() for pod, report in self.pods.items()}
         answer["handover"] = asdict(self.transfer)
         answer["serving"] = {
@@ -79,7 +81,7 @@ class PodsTime(Report):
     def print(self, stream: TextIO) -> None:
         for pod in PODS:
             unit = rate_unit(self.accepted) if pod == DECODE else "tokens/s"
-            print_time(self.pods[pod], stream, tokens=unit, pod=pod)
+            print_time(self.pods[pod], stream, self.stack, tokens=unit, pod=pod)
         _print(self, stream)
         stream.write(accepted_text(self.pods[DECODE].step_seconds, self.accepted))
 
@@ -108,7 +110,6 @@ def turn_seconds(timed: Timed) -> Mapping[str, float]:
     then the main model. Empty for one model. Raises `DiagnosticError`."""
     from stagec.formats.timeline.ranks import Replay
     from stagec.time.clock.intervals import node_times
-    from stagec.time.streams import PICOSECONDS
 
     if not timed.pods.guests:
         return {}

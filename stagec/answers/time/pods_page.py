@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stagec.answers.time.table import ranks_text, seconds_text
+from stagec.answers.time.table import seconds_text
 from stagec.answers.time.time_page import levers, path_table, step_facts
 from stagec.output.bars import Bar, Bars
 from stagec.output.page import command, facts, figures, page, paragraphs
 from stagec.output.plot import PlotAxis
-from stagec.output.tables import bytes_text
+from stagec.output.tables import bytes_text, ranks_text
 
 if TYPE_CHECKING:
     from stagec.answers.time.pods_answer import PodsTime
@@ -55,7 +55,7 @@ def _facts(answer: PodsTime) -> Iterator[tuple[str, str]]:
 def _pod(answer: PodsTime, pod: str) -> Iterator[str]:
     report = answer.pods[pod]
     yield f"<h2>{pod.capitalize()}</h2>"
-    yield from paragraphs([f"{ranks_text(report)}.", *report.cautions], "quiet")
+    yield from paragraphs([f"{ranks_text(report.ranks, report.mesh)}.", *report.cautions], "quiet")
     yield facts(step_facts(report))
     if report.levers:
         chart = levers(report, f"{pod} of {answer.title}", answer.command)

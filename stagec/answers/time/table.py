@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.table import Table
 
-from stagec.output.tables import console, count_text, fit_text, table
+from stagec.output.tables import console, count_text, fit_text, ranks_text, table
 from stagec.serving.latency import PERCENTILES
-from stagec.support.words import counted
 from stagec.time.streams import LAUNCH
 
 if TYPE_CHECKING:
@@ -48,16 +47,19 @@ def interval_text(interval: Mapping[str, Any] | None, measured: str) -> str:
 def print_time(
     report: TimeReport,
     stream: TextIO,
+    stack: str,
     interval: str = "",
     *,
     tokens: str = "tokens/s",
     pod: str = "",
 ) -> None:
     """Print a step: its time and interval, the breakdown, the critical path, and the effect of
-    better machines. `tokens` is the unit of its rate, `pod` its name if there are several."""
+    better machines. `stack` is the software, `tokens` the unit of the rate, `pod` the name of
+    the pod if there are several."""
     out = console(stream)
     of = f"{pod}: " if pod else ""
-    out.print(f"{of}{report.model} on {report.machine}, {ranks_text(report)}")
+    ranks = ranks_text(report.ranks, report.mesh)
+    out.print(f"{of}{report.model} on {report.machine}, stack {stack}, {ranks}")
     facts = [f"a step takes {seconds_text(report.step_seconds)}"]
     if report.tokens_per_second is not None and report.tokens_per_second_per_rank is not None:
         each = report.tokens_per_second_per_rank
@@ -83,12 +85,6 @@ def print_time(
         ordered = sorted(report.levers, key=lambda each: each.step_seconds)
         texts = ((e.name, seconds_text(e.step_seconds), f"{e.speedup - 1:.1%}") for e in ordered)
         out.print(table("What would help", "with", "step", "faster by", rows=texts))
-
-
-def ranks_text(report: TimeReport) -> str:
-    """`512 ranks: pp 4 x dp 16 x tp 8`."""
-    mesh = " x ".join(f"{a} {n}" for a, n in report.mesh.items()) or "one device"
-    return f"{counted(report.ranks, 'rank')}: {mesh}"
 
 
 def costed_text(costed_by: Mapping[str, int]) -> str:

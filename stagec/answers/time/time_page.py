@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stagec.analysis.time_report import TimeReport
-from stagec.answers.time.table import ranks_text, seconds_text
+from stagec.answers.time.table import seconds_text
 from stagec.jobs.request.command_line import step_command
 from stagec.output.bars import Bar, Bars
 from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.plot import PlotAxis
-from stagec.output.tables import bytes_text, count_text, verdict_text
+from stagec.output.tables import bytes_text, count_text, ranks_text, verdict_text
 
 if TYPE_CHECKING:
     from stagec.answers.time.timed import Timed
@@ -71,7 +71,7 @@ def time_page(
 ) -> str:
     """The page of a job; `title` is that of its machine, `room` the bytes of a device that it may
     use, and `commands` are those of its time and of its memory."""
-    about = f"{ranks_text(report)}. "
+    about = f"{ranks_text(report.ranks, report.mesh)}. "
     about += " ".join(_left_out(picture, levers=bool(report.levers)))
     name = f"{report.model} on {title}"
     charts = [_parts(picture, name, commands[0])]

@@ -11,23 +11,22 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from stagec.analysis.memory_events import EventPlans
+from stagec.formats.base import Layout
+from stagec.ir.module import Module
 from stagec.jobs.lowered import LoweredJob, TimedStep
 from stagec.jobs.planned import Looks
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
+from stagec.machines import Machine
 from stagec.program.classes import RankClass
 from stagec.program.nodes import Ints, Program
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
-from stagec.time.step import Issued
+from stagec.time.step import Issued, StepTime
 
 if TYPE_CHECKING:
     from stagec.analysis.time_report import TimeReport
-    from stagec.formats.base import Layout
     from stagec.formats.timeline.ranks import Replay
-    from stagec.ir.module import Module
-    from stagec.machines import Machine
-    from stagec.time.step import StepTime
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,6 @@ def replays_of(timed: Timed) -> Sequence[Replay]:
 
 def _layouts(timed: Timed) -> Mapping[str, Layout]:
     """The layout of each pod among the ranks of all."""
-    from stagec.formats.base import Layout
     from stagec.traces.pod_programs import one_behind_the_other
 
     ranks = (each.groups.ranks for each in timed.each.values())

@@ -1,7 +1,5 @@
 """`stagec analyze`: counts of a training step, as a table or as JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`stagec compile`: from a model and a strategy to one execution trace per rank."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`stagec convert`: Chakra traces from one format to another."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import shutil

@@ -1,7 +1,5 @@
 """`stagec doctor`: installed packages, missing optional ones, and problems."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`stagec import`: the text of a model from its config.json."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -17,7 +17,7 @@ from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE, form_of
 from stagec.machines import Level, Machine, figure_text, machines
 from stagec.output.report import Report
-from stagec.output.tables import bytes_text, count_text
+from stagec.output.tables import bytes_text, console, count_text, table
 
 if TYPE_CHECKING:
     from stagec.output.bars import Bars
@@ -81,8 +81,6 @@ class MachinesAnswer(Report):
         return [dict(zip(names, values, strict=True)) for values in each]
 
     def print(self, stream: TextIO) -> None:
-        from stagec.output.tables import console, table
-
         rows = table("Machines", *_HEADS, rows=map(_texts, self.machines))
         rows.columns[1].justify = rows.columns[6].justify = "left"
         console(stream, 170).print(rows)
@@ -162,8 +160,6 @@ class MachineAnswer(Report):
         ]
 
     def print(self, stream: TextIO) -> None:
-        from stagec.output.tables import console, table
-
         figures = (row.values() for row in self.rows())
         rows = table(self.title, "figure", "value", "source", rows=figures)
         rows.columns[2].justify = "left"

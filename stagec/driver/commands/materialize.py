@@ -11,14 +11,15 @@ import click
 
 from stagec.driver.shell.options import take_machine, takes
 from stagec.driver.shell.session import the_session
+from stagec.formats.base import Format
 from stagec.formats.registry import formats_of
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import machine_options
 from stagec.jobs.written import formats_asked, log_written, write_formats
+from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
-    from stagec.formats.base import Format
     from stagec.traces.archive import Archive
 
 
@@ -46,7 +47,6 @@ def command(archive: Path, output: Path, **given: Any) -> int:
 
     Files, groups file and manifest are those that stagec compile -o would have written.
     """
-    from stagec.pipeline.plugins import load_plugins
     from stagec.traces.archive import Archive
 
     given["machine"] = take_machine(given)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stagec.driver.shell.session import progress
+from stagec.driver.shell.session import log, progress
 from stagec.driver.shell.show import write_output
+from stagec.support.diagnostics import error
+from stagec.support.files import check_new_file
 
 if TYPE_CHECKING:
     from stagec.time.measured.kineto import Reading, Row
@@ -33,8 +35,6 @@ def command(traces: tuple[Path, ...], output: str | None, as_json: bool, quiet: 
 
     A summary of what was read, and of GPU time that is not in the table, goes to stderr.
     """
-    from stagec.support.diagnostics import error
-    from stagec.support.files import check_new_file
     from stagec.time.measured.kernel_tables import table_text
     from stagec.time.measured.kineto import rows
 
@@ -74,7 +74,6 @@ def _print_bytes(progress: Progress, before: int, whole: int, at: int) -> None:
 
 
 def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
-    from stagec.driver.shell.session import log
     from stagec.time.measured.torch_ops import NO_SHAPES
 
     kinds: dict[str, list[float]] = {}
@@ -104,8 +103,6 @@ def _summary(readings: Sequence[Reading], rows: Sequence[Row]) -> None:
 
 
 def _print_trace(reading: Reading) -> None:
-    from stagec.driver.shell.session import log
-
     rank = "" if reading.rank is None else f", rank {reading.rank}"
     device = f", {reading.device}" if reading.device else ""
     step = ", without the first step" if reading.first_left_out else ""

@@ -1,7 +1,5 @@
 """`stagec memory`: the memory of every rank, whether it fits, and remedies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -66,11 +64,11 @@ def command(**given: Any) -> int:
 def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     """Plan, draw and show a job; the exit code is 1 if it does not fit."""
     plan = memory(options, the_session(), fit=given["fit"], limit=given["limit"])
-    each = {"": plan} if isinstance(plan, MemoryPlan) else plan.pods
+    each = plan.pods
     if form_of(given) in ("json", "csv") or given["output"]:
         for pod, one in each.items():
             _print_verdict(f"{pod}/" if pod else "", one)
-    builders = {pod: one.planned() for pod, one in each.items()}
+    builders = {pod: planned() for pod, planned in plan.planned.items()}
     drawing = draw(
         builders, {pod: one.data for pod, one in each.items()}, options, given, the_session()
     )

@@ -1,7 +1,5 @@
 """`stagec models`: the model library."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO

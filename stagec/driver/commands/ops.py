@@ -1,7 +1,5 @@
 """`stagec ops`: lists the ops of the language, or describes one."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`stagec passes`: lists passes and pipelines, or describes one."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

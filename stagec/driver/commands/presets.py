@@ -1,7 +1,5 @@
 """`stagec presets`: published runs as strategy texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -12,17 +12,22 @@ import click
 
 from stagec.driver.shell.options import take_machine, takes
 from stagec.driver.shell.session import the_session
+from stagec.formats.base import Format
+from stagec.ir.opdef import Registry
+from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import machine_options
 from stagec.jobs.request.option import CommandOption, SizesType
 from stagec.jobs.written import formats_asked, log_written, write_formats
+from stagec.pipeline.plugins import load_plugins
+from stagec.schedule.attached import schedule_of
+from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 from stagec.support.json_values import is_list, is_object, object_in
+from stagec.support.source import Source
+from stagec.text.build import parse_module
 
 if TYPE_CHECKING:
-    from stagec.formats.base import Format
-    from stagec.ir.opdef import Registry
-    from stagec.ir_spec.strategy.pipeline import PipelineRule
     from stagec.traces.recorded import Microbatches, RecordedJob, Recording
 
 
@@ -72,7 +77,6 @@ def command(traces: Path, output: Path, **given: Any) -> int:
     """
     from dataclasses import replace
 
-    from stagec.pipeline.plugins import load_plugins
     from stagec.traces.recorded import scaled
 
     given["machine"] = take_machine(given)
@@ -137,7 +141,6 @@ def _microbatches(
     registry: Registry,
 ) -> Microbatches | None:
     """The requested microbatches; None if they stay. Raises `DiagnosticError`."""
-    from stagec.schedule.attached import schedule_of
     from stagec.traces.recorded import Microbatches
     from stagec.traces.turns import Pipelining
 
@@ -161,9 +164,6 @@ def _microbatches(
 def _pipeline(manifest: Mapping[str, Any], registry: Registry) -> PipelineRule | None:
     """The pipeline rule of the strategy in a manifest; None without one. Raises
     `DiagnosticError`."""
-    from stagec.sharding.strategy import read_strategy
-    from stagec.support.source import Source
-    from stagec.text.build import parse_module
 
     text = manifest.get("strategy")
     if not isinstance(text, str) or not text:

@@ -1,7 +1,5 @@
 """`stagec schedule`: pictures of pipeline schedules, with bubble and microbatches in flight."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """`stagec search`: the fastest strategies that fit, why others lose, and the command of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

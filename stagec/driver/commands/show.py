@@ -12,6 +12,7 @@ import click
 
 from stagec.driver.shell.session import log
 from stagec.output.trace_files import check_is_trace
+from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.formats.chakra.show import Row
@@ -28,7 +29,6 @@ def command(trace: Path, limit: int, everything: bool, as_json: bool) -> None:
     """Print the nodes of an execution trace, and totals by kind."""
     from stagec.formats.chakra.nodes import TraceError
     from stagec.formats.chakra.show import describe, totals
-    from stagec.support.diagnostics import error
 
     check_is_trace(trace)
     try:

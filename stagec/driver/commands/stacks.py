@@ -1,7 +1,5 @@
 """`stagec stacks`: the defaults of software releases, as statements of strategies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,8 +1,6 @@
 """`stagec time`: the time of a step on a machine, its breakdown, and the effect of better
 machines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """`stagec validate`: a comparison of published figures with computed ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """The command of a question about a job."""
 
-from __future__ import annotations
-
 from inspect import getdoc
 from typing import Any
 

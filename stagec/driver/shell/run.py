@@ -1,7 +1,5 @@
 """Running a command: its exit code, and the messages of all failures."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

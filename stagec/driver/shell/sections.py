@@ -6,8 +6,6 @@ statement (`Statement.section`). Other options are listed here by name; those th
 the command itself.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The session of a command: messages go to stderr, and progress too if it is a terminal."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

@@ -1,7 +1,5 @@
 """Standard streams that the caller closed, that are full, or that nobody reads."""
 
-from __future__ import annotations
-
 import os
 import sys
 

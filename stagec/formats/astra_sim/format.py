@@ -1,12 +1,10 @@
 """The format of ASTRA-sim: a folder that one command simulates."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from stagec.formats.astra_sim import system_files
 from stagec.formats.astra_sim.topology import Dimension, dimensions, network_text, pod_dimensions
@@ -14,12 +12,10 @@ from stagec.formats.base import Durations, Layout, Need, TraceJob
 from stagec.formats.chakra.encode import Encoder
 from stagec.formats.chakra.format import ChakraFormat
 from stagec.formats.chakra.limits import LARGEST_GROUP_ID
+from stagec.machines import Machine
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Program
 from stagec.support.diagnostics import error
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 #: The collectives for which ASTRA-sim has algorithms: workload/Workload.cc.
 _KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -9,8 +9,6 @@ progress (there is at most one), otherwise as the messages that it waits for, ot
     belongs to    CCCCAAR.CCCC          (R: the receive alone)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,16 +1,12 @@
 """The files that ASTRA-sim reads in addition to traces: its system and memory, and a script that
 runs it. Keys and units: docs/consumers.md; astra-sim/system/Sys.cc."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.formats.astra_sim.topology import Dimension
-
-if TYPE_CHECKING:
-    from stagec.machines.schema import HostLink
+from stagec.machines.schema import HostLink
 
 #: The file in a folder with the facts that 'stagec simulate' needs.
 ABOUT = "stagec.json"

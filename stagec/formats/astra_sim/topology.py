@@ -17,8 +17,6 @@ dimensions are the levels: each connects the units of the level inside it:
     8 over nvlink (tp of main, dp of the encoder);  3 over infiniband (dp of main, and between pods)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod

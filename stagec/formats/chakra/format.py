@@ -1,7 +1,5 @@
 """The format of MLCommons Chakra, as ASTRA-sim and related tools read it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 They are those of ASTRA-sim's analytical backends (2026); a job that exceeds them is still valid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 TAG_STRIDE = 500

@@ -5,8 +5,6 @@ Only this module uses protobuf; everything malformed raises a `TraceError`.
 `stagec.formats.chakra.record_files` reads the files that consist of records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum

@@ -9,8 +9,6 @@ JSON records are converted to protobuf, so the rest of the reader handles only o
 bounded by the longest record; everything malformed raises a `TraceError`.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import re

@@ -3,8 +3,6 @@
 Keeps only one node in memory at a time.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -14,8 +14,6 @@ frees more bytes than the tensors that it can read contain, the rest is freed by
 can read more. A node cannot read a tensor that it writes itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

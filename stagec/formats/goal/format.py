@@ -1,32 +1,181 @@
-"""The format of LogGOPSim and ATLAHS: one schedule of messages and computations of all ranks."""
+"""The format of LogGOPSim and ATLAHS: one schedule of messages and computations of all ranks.
+
+An encoder writes operations as GOAL text and GOAL binary: the bytes of a class, in which ranks
+differ at known positions.
+
+Source of both: spcl/atlahs, sim/LogGOPSim (txt2bin.re, Goal.hpp, Parser.hpp). In text, numbers that
+differ between ranks are padded with zeros to the same width; the reader parses them as decimal
+numbers. Binary is little endian, and an edge is stored with the operation that is waited for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from stagec.formats.base import (
+    Bytes,
     Durations,
     JobFile,
     JobFormat,
     Layout,
     Need,
     TraceJob,
+    Variant,
     all_ranks,
     check_choice,
     nanoseconds,
 )
-from stagec.formats.goal.encode import Patched, binary_bytes, binary_head, binary_of, text_of
-from stagec.formats.goal.ops import LOADS, Expander, Place
+from stagec.formats.goal.ops import (
+    CALC,
+    LOADS,
+    SEND,
+    BufferShare,
+    Expander,
+    Key,
+    OpCounts,
+    Ops,
+    Place,
+)
 from stagec.formats.messages import ALGORITHMS, Shape
 from stagec.machines import Machine
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
 from stagec.support.diagnostics import error
+
+MAGIC = 4223
+#: An operation in binary: Parser.hpp, `serialize_mmap`.
+NODE = np.dtype(
+    [
+        ("dependencies", "<u4"),
+        ("type", "u1"),
+        ("peer", "<u4"),
+        ("size", "<u8"),
+        ("tag", "<u4"),
+        ("cpu", "u1"),
+        ("nic", "u1"),
+        ("dependants", "<u4"),
+        ("first", "<u4"),
+        ("start_dependants", "<u4"),
+        ("start_first", "<u4"),
+    ]
+)
+
+
+class Patched:
+    """The bytes of ranks that differ only at the positions that end at `ends`. `written` encodes
+    the value of a key, in the same number of bytes for every rank."""
+
+    def __init__(
+        self, data: Bytes, ends: Mapping[Key, Ints], written: Callable[[Key, int], bytes]
+    ) -> None:
+        self._variant, self._ends, self._written = Variant(data, {}, {}), ends, written
+
+    def rank(self, place: Place) -> memoryview:
+        """The bytes of a rank, valid until the next call."""
+        for key, ends in self._ends.items():
+            self._variant.put(key, ends, self._written(key, place.value(key)))
+        return self._variant.data.data
+
+
+def text_of(ops: Ops, ranks: int) -> Patched:
+    """The text of a rank: `l3: send 64b to 07 tag 1 cpu 2`, `l3 requires l1`."""
+    widths = [_width(key, ranks) for key in ops.keys]
+    lines: list[str] = []
+    ends: dict[Key, list[int]] = {key: [] for key in ops.keys}
+    bounds: list[int] = np.searchsorted(ops.source, np.arange(len(ops) + 1)).tolist()
+    targets: list[int] = ops.target.tolist()
+    rows: list[list[int]] = np.stack(
+        [ops.type, ops.size, ops.cpu, ops.tag, ops.peer, ops.share], axis=1
+    ).tolist()
+    at = 0
+    for number, (type_, size, cpu, tag, peer, share) in enumerate(rows):
+        line = f"l{number + 1}: "
+        if type_ == CALC:
+            line += f"calc {size} cpu {cpu}\n"
+        else:
+            line += "send " if type_ == SEND else "recv "
+            if share < 0:
+                line += f"{size}b "
+            else:
+                line += "0" * widths[share]
+                ends[ops.keys[share]].append(at + len(line) - 1)
+                line += "b "
+            line += ("to " if type_ == SEND else "from ") + "0" * widths[peer]
+            ends[ops.keys[peer]].append(at + len(line) - 1)
+            line += f" tag {tag} cpu {cpu}\n"
+        for target in targets[bounds[number] : bounds[number + 1]]:
+            line += f"l{number + 1} requires l{target + 1}\n"
+        at += len(line)
+        lines.append(line)
+    data = np.frombuffer("".join(lines).encode(), dtype=np.uint8).copy()
+    wide = dict(zip(ops.keys, widths, strict=True))
+    return Patched(data, _arrays(ends), lambda key, value: str(value).zfill(wide[key]).encode())
+
+
+def _width(key: Key, ranks: int) -> int:
+    """The number of digits of the largest value of a key."""
+    return len(str(key.size if isinstance(key, BufferShare) else ranks - 1))
+
+
+def binary_of(ops: Ops) -> Patched:
+    """The binary of a rank: the indices of operations without dependencies, then a table of all
+    operations."""
+    count = len(ops)
+    nodes = np.zeros(count, dtype=NODE)
+    nodes["dependencies"] = np.bincount(ops.source, minlength=count)
+    nodes["dependants"] = np.bincount(ops.target, minlength=count)
+    after = np.cumsum(nodes["dependants"])
+    nodes["first"], nodes["start_first"] = after - nodes["dependants"], after
+    nodes["type"], nodes["size"], nodes["cpu"], nodes["tag"] = ops.type, ops.size, ops.cpu, ops.tag
+    roots = np.flatnonzero(nodes["dependencies"] == 0)
+    appendix = ops.source[np.lexsort((ops.source, ops.target))]
+    head = np.array([count, len(roots), *roots.tolist()], dtype="<u4")
+    parts = head.tobytes(), nodes.tobytes(), appendix.astype("<u4").tobytes()
+    data = np.frombuffer(b"".join(parts), dtype=np.uint8).copy()
+    ends: dict[Key, Ints] = {}
+    size, peer = _end("size"), _end("peer")
+    for number, key in enumerate(ops.keys):
+        of_size = isinstance(key, BufferShare)
+        column = ops.share if of_size else ops.peer
+        last = len(parts[0]) + (size if of_size else peer) - 1
+        ends[key] = last + NODE.itemsize * np.flatnonzero(column == number)
+    return Patched(
+        data,
+        ends,
+        lambda key, value: value.to_bytes(8 if isinstance(key, BufferShare) else 4, "little"),
+    )
+
+
+def _end(name: Literal["size", "peer"]) -> int:
+    """The end of a field in an operation, in bytes."""
+    assert NODE.fields is not None
+    type_, offset = NODE.fields[name][:2]
+    return int(offset) + type_.itemsize
+
+
+def binary_bytes(counts: OpCounts) -> int:
+    """The number of bytes of the binary of a rank."""
+    return 4 * (2 + counts.roots + counts.edges) + NODE.itemsize * counts.ops
+
+
+def binary_head(sizes: list[int], cpus: int) -> bytes:
+    """The header of a binary: the number of ranks, the last cpu and nic, and the start and end of
+    each rank, counted from after the magic number."""
+    start = 6 + 16 * len(sizes)
+    ends = start + np.cumsum(np.array(sizes, dtype=np.int64))
+    places = np.stack([ends - sizes, ends], axis=1).astype("<u8")
+    head = MAGIC.to_bytes(8, "little") + len(sizes).to_bytes(4, "little")
+    return head + bytes([cpus - 1, 0]) + places.tobytes()
+
+
+def _arrays(ends: Mapping[Key, list[int]]) -> dict[Key, Ints]:
+    return {key: np.array(places, dtype=np.int64) for key, places in ends.items() if places}
+
 
 #: A rank class, and the shapes of a rank's groups, by which the operations of its members differ.
 _Kind = tuple[int, tuple[tuple[GroupAxes, Shape], ...]]

@@ -10,8 +10,6 @@ Blocks are made once for each prototype and repeated as columns. Ranks of a clas
 and in the sizes of parts of buffers that do not divide evenly; operations refer to these by keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -8,8 +8,6 @@ Most of a slice is the same for all nodes of a prototype. This part is serialise
 are concatenated from such parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The format of Perfetto, which ui.perfetto.dev opens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar

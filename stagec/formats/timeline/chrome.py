@@ -7,8 +7,6 @@ s, f      a message, from where it is sent to where it is received
 C         bytes that a rank holds
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ HolisticTraceAnalysis and `stagec measure` read.
 The events of a class are made once; ranks differ in groups and peers.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping

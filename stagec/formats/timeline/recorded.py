@@ -12,8 +12,6 @@ feeder.
     c  4 us   on compute          3 ..  7
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

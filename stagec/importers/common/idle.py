@@ -5,8 +5,6 @@ declared and frozen, without computations.
 symbols that end in `_v`; parameters of its layers have the number of layers as first dimension.
 """
 
-from __future__ import annotations
-
 from stagec.importers.common.sizes import read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, ModelText

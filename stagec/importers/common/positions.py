@@ -1,8 +1,6 @@
 """Rotary positions of configurations: their bases, the rotated part of a head, and their scaling
 for long contexts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import log

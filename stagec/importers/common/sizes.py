@@ -1,7 +1,5 @@
 """Shared parts of the readers of families: keys of sizes and heads."""
 
-from __future__ import annotations
-
 from pathlib import PurePath
 
 from stagec.importers.reading.config import Config

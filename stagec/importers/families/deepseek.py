@@ -1,7 +1,5 @@
 """DeepSeek, and families with its latent attention and experts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """DeBERTa: encoders whose scores have terms of contents with distances."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.importers.common.sizes import begin, expect_head, heads_of, is_bare, read_size

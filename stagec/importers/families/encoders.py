@@ -1,7 +1,5 @@
 """Encoders, and encoders with decoders: BERT and T5, and their variants."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

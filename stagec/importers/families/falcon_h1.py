@@ -1,7 +1,5 @@
 """Falcon-H1: Mamba-2 and attention in parallel in each layer, with many multipliers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

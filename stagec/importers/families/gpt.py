@@ -1,7 +1,5 @@
 """Decoders with LayerNorm: GPT-2 and its successors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

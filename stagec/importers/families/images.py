@@ -1,8 +1,6 @@
 """Vision-language models with images in the step (`stagec import --images`): the results of a tower
 for patches are inserted among the tokens of the text."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes

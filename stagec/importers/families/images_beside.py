@@ -1,8 +1,6 @@
 """Language models with images in the step (`stagec import --images`): a projector maps patches of
 the tower of another family to tokens, which are inserted among the tokens of the text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction

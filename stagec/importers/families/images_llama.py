@@ -1,8 +1,6 @@
 """Llama 3.2 Vision with images in the step (`stagec import --images`): some layers of the language
 model have gated attention to the results of a tower for tiles."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

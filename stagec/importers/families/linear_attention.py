@@ -1,8 +1,6 @@
 """Hybrids of linear and softmax attention: Qwen3-Next with delta nets, Kimi Linear with delta nets
 that have a gate for each element of keys, MiniMax with lightning attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Llama and its variants: RMSNorm, rotary positions, grouped queries, a SiLU gate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

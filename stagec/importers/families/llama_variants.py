@@ -1,7 +1,5 @@
 """Dense decoders similar to Llama, with other norms, activations or scales."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

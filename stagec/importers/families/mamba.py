@@ -1,7 +1,5 @@
 """Models of Mamba-1 and Mamba-2, and hybrids of these with attention."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from fractions import Fraction
 

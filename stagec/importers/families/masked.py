@@ -1,7 +1,5 @@
 """Further encoders of text: ELECTRA, ALBERT, ModernBERT, Nomic BERT, ESM."""
 
-from __future__ import annotations
-
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.positions import read_bases, read_rope
 from stagec.importers.common.sizes import begin, expect_head, is_bare, read_size

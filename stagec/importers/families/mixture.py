@@ -1,7 +1,5 @@
 """Decoders with mixtures of experts over grouped-query attention."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 
@@ -332,6 +330,7 @@ def read_bailing_v2(config: Config) -> ModelText:
 def _refuse_of_ling(config: Config) -> None:
     for key in ("multi_gate", "norm_head", "use_sliding_window"):
         config.only(key, False)
+    config.fixed(use_rmsnorm=True)
     config.skip("max_window_layers", "norm_softmax", "sliding_window", "rotary_dim")
 
 

@@ -4,8 +4,6 @@ A full model also has a talker, which generates speech from the output of the th
 thinker is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from stagec.importers.common.idle import Idle

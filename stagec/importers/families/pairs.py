@@ -1,7 +1,5 @@
 """Pairs of images and texts: CLIP and SigLIP, and each of their towers alone."""
 
-from __future__ import annotations
-
 from stagec.importers.common.sizes import begin_text, read_size
 from stagec.importers.families.encoders import read_activation, vectors
 from stagec.importers.families.vision import IMAGES, TowerSizes, read_images, read_tower

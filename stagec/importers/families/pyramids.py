@@ -1,8 +1,6 @@
 """Encoders of images in stages, each with fewer and wider elements than the previous one; those of
 Swin have attention in shifted windows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

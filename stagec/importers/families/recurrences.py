@@ -1,8 +1,6 @@
 """Recurrent models: RWKV, of token shifts and scans, and RecurrentGemma, of gated linear
 recurrences."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Decoders of Liquid AI: short convolutions between two gates, and attention in some layers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from stagec.importers.common.decoder_model import DecoderModel, Named, Sizes

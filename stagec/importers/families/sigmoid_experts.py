@@ -1,7 +1,5 @@
 """Decoders with experts chosen by sigmoids, as in DeepSeek-V3, and other attention."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 

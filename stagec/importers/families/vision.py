@@ -1,7 +1,5 @@
 """Encoders of images: ViT and its variants."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Encoders of sounds: wav2vec 2.0 and its variants, whose front is a stack of convolutions."""
 
-from __future__ import annotations
-
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.sizes import begin_text, heads_of, read_size
 from stagec.importers.families.encoders import (

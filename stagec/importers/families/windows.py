@@ -1,7 +1,5 @@
 """Families whose layers differ in their attention: windows, blocks, sinks, bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Zamba and Zamba2: layers of Mamba, and attention blocks whose weights several layers share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 

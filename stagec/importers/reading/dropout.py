@@ -1,7 +1,5 @@
 """The rates of dropout of a configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -47,16 +45,17 @@ _HIDDEN_RATE = (*_BERT, *_BART, "gpt_neox")
 
 def dropout_rates(config: Config, members: Object, model_type: str) -> dict[str, Fraction]:
     """The nonzero rates of a configuration, or the defaults of its family, by the kind of dropout.
-    Raises `DiagnosticError` for a number that is not a rate."""
+    Raises `DiagnosticError` for a value that is not a rate."""
     rates: dict[str, Fraction] = {}
     for what, keys in _KEYS.items():
-        values = ((key, members[key].value) for key in keys if key in members)
-        usual = "", Fraction(1, 10) if model_type in _A_TENTH[what] else 0
-        key, rate = next(((k, v) for k, v in values if isinstance(v, int | Fraction)), usual)
-        if not 0 <= rate <= 1 or Fraction(rate).denominator > MAX_INTEGER:
+        key = next((k for k in keys if k in members and members[k].value is not None), "")
+        usual = Fraction(1, 10) if model_type in _A_TENTH[what] else 0
+        rate = members[key].value if key else usual
+        number = rate if isinstance(rate, int | Fraction) and not isinstance(rate, bool) else -1
+        if not 0 <= number <= 1 or Fraction(number).denominator > MAX_INTEGER:
             raise config.wrong(key, "a rate from 0 to 1 of at most 18 decimals")
-        if 0 < rate < 1:
-            rates[what] = Fraction(rate)
+        if 0 < number < 1:
+            rates[what] = Fraction(number)
     if model_type in _HIDDEN_RATE and "hidden" in rates:
         rates.setdefault("embedding", rates["hidden"])
     return rates

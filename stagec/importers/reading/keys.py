@@ -1,8 +1,6 @@
 """Keys of configurations that do not change the computation of a training step, for all
 families."""
 
-from __future__ import annotations
-
 #: Names, versions and files.
 _ABOUT = (
     "architectures auto_map _name_or_path name_or_path model_type transformers_version "
@@ -27,7 +25,7 @@ _EXECUTION = (
 )
 #: The numbers of special tokens.
 _TOKENS = (
-    "bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids pad_token "
+    "bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids pad_token pad_id "
     "add_bos_token add_eos_token prefix tokenizer_name padding_idx predict_special_tokens "
     "image_seq_length"
 )

@@ -1,7 +1,5 @@
 """A complete decoder-only model: embedding, the stack of layers, final norm, head and loss."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

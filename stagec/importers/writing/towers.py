@@ -4,8 +4,6 @@ A model may have towers of several sizes. Blocks are written once, with the symb
 call binds them to those of its tower: `stg.call @attention[D = D_vision, H = H_vision](%n)`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,8 +1,6 @@
 """The options for the share of accepted drafts in a step of decode, which is given, since it cannot
 be computed from the model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite

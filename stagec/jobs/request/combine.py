@@ -4,8 +4,6 @@ A rule yields an error that names the constraint and the nearest choices that sa
 warning for a flag without effect. `complete` fills in the axis that `--ranks` leaves open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import isqrt, prod
 

@@ -1,8 +1,6 @@
 """The option `--draft`: the model that drafts tokens for a step of decode, with its sizes and
 flags."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The option `--expert-load`: a JSON file, or the list itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """The axes of the mesh that flags give; the ranks of expert parallelism fold into other axes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

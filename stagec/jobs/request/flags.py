@@ -1,8 +1,6 @@
 """The flags of statements and of the axes of the mesh: as options, as words of a command line, and
 as the text of a strategy."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping

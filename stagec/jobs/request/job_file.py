@@ -20,8 +20,6 @@ Keys are options of the command line, with dashes or underscores. `--print-job` 
 Options of the command line override those of the file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 and a help text. Commands turn these records into click options; the Python interface and job files
 read values by them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

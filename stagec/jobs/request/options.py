@@ -99,11 +99,6 @@ else:
     JobOptions.__module__ = __name__  # for pickle
 
 
-def stated_stack(options: JobOptions) -> dict[str, str]:
-    """The entry `stack` of an answer; empty for the stack without defaults."""
-    return {} if options.stack == IDEAL else {"stack": options.stack}
-
-
 #: The sizes of a model's symbols.
 SIZES = CommandOption(
     "sizes",

@@ -1,7 +1,5 @@
 """Flags of Megatron-LM, vLLM, torchrun and others, and the options here that correspond to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 _HERE: Mapping[str, str] = {

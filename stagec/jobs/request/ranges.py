@@ -1,7 +1,5 @@
 """Ranges of values on the command line: `1..8` is `1,2,4,8`, and `x0.5..x2` is `x0.5,x1,x2`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from decimal import Decimal

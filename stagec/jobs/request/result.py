@@ -1,8 +1,6 @@
 """The options of a command's results: files, which are checked before the work begins, and the
 format of the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

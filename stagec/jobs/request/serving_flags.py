@@ -156,10 +156,9 @@ class Serving:
         """Declare the symbol of cached tokens in a module, and set the sizes of the step. Raises
         `DiagnosticError` if the model has such a symbol of its own."""
         if PAST in module.symbols:
-            raise error(
+            raise module.root.error(
                 f"the model declares the symbol '{PAST}', which a step of serving uses for its "
                 "cached tokens",
-                module.root.loc,
                 remedy="rename the symbol in the model",
             )
         declared = module.ops("stg.symbols")[0].attrs
@@ -375,8 +374,7 @@ def refuse_training(module: Module) -> None:
         for op in strategy.body.ops:
             reason = op.definition.training if isinstance(op.definition, Statement) else ""
             if reason:
-                raise error(
+                raise op.error(
                     f"'{op.name}' cannot be used in a step of serving: {reason}",
-                    op.loc,
                     remedy="remove it from the strategy",
                 )

@@ -107,8 +107,8 @@ class JobFlags(TypedDict, total=False):
     #: Each rank of tp has all of the shared experts, as in SGLang with SGLANG_SHARED_EXPERT_TP1,
     #: where blocks of low-bit weights do not divide.
     whole_shared_experts: bool | None
-    #: On which devices products of experts in 4 bits order tokens, compute the activation behind
-    #: them and cast its result.
+    #: On which devices products of experts in mxfp4 and nvfp4 order tokens, compute the activation
+    #: behind them and cast its result.
     fuse_experts: Literal["none", "blackwell"] | None
     #: Rows of the expert buffers over those of balanced load, such as 5/4.
     capacity_factor: float | str | None
@@ -123,6 +123,9 @@ class JobFlags(TypedDict, total=False):
     sustained_experts: float | str | None
     #: With --serve: this many copies of popular experts, in addition to the model's experts.
     redundant_experts: int | None
+    #: Element type of the weights of routers and of the products with them (given: as the model has
+    #: them).
+    router_dtype: Literal["given", "f32"] | None
     #: Order of these mesh axes, slowest first, within the places that they have: dp,pp makes
     #: pipeline stages neighbours (default: pp, dp, ep, cp, tp).
     mesh_order: str | Sequence[str] | None
@@ -249,6 +252,9 @@ class JobFlags(TypedDict, total=False):
     #: other (for-loop); in-backward: use and free gradients as soon as they are computed, without
     #: clipping.
     optimizer_form: Literal["fused", "foreach", "for-loop", "in-backward"] | None
+    #: With --offload optimizer: states are copied to the device for their update (device), or the
+    #: CPU updates them in host memory (host).
+    offload_update: Literal["device", "host"] | None
     #: SGD uses momentum.
     sgd_momentum: bool | None
     #: Gradient buffers persist across steps, or are freed before forward.
@@ -304,11 +310,14 @@ class JobFlags(TypedDict, total=False):
     #: The kernel that multiplies weights in blocks of fp8, but for those of experts: that of
     #: FlashInfer on Blackwell, or the one with which the machine was measured (device).
     block_kernel: Literal["device", "flashinfer"] | None
+    #: The kernel that multiplies weights of experts in blocks of fp8: that of Triton with its
+    #: default blocks, or the one with which the machine was measured (device).
+    expert_kernel: Literal["device", "triton-blocks"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
-    #: expert_weights, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a stack's
-    #: (none); gate_in_place: as kernels of a compiler overwrite gate and up. Backward keeps the
-    #: tensors that each operation saves.
+    #: expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a
+    #: stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up. Backward keeps
+    #: the tensors that each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
@@ -322,6 +331,9 @@ class JobFlags(TypedDict, total=False):
     #: With --host-waits: time of a host before forward of a microbatch, such as '2 ms' (default:
     #: none).
     host_microbatch: str | None
+    #: Time of a host between two steps of training, for which devices wait, such as '40 ms'
+    #: (default: none).
+    host_between: str | None
     #: Capture training steps as graphs, which hosts launch as a whole, as in serving.
     host_graphs: bool | None
     #: With --serve: hosts launch steps with prompts as a graph (captured), or issue them kernel by
@@ -404,7 +416,7 @@ class JobFlags(TypedDict, total=False):
     weight_block: int | None
     #: Which weights have this type (auto: in a model with experts mxfp4 and nvfp4 in all but
     #: attention, int4 in experts that a router chooses; otherwise in all blocks).
-    weight_parts: Literal["auto", "all", "feed-forward", "experts"] | None
+    weight_parts: Literal["auto", "all", "feed-forward", "outputs", "experts"] | None
     #: The format in which experts are filled up with columns where ranks have no whole blocks of
     #: them.
     fill_experts: Literal["none", "mxfp4"] | None

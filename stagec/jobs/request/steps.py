@@ -78,7 +78,8 @@ STEPS = (
         "policy",
         AnyText(),
         "Which requests are in a step: fcfs (default), or one of a plug-in. --chunk N bounds "
-        f"the tokens of a step (default {BUDGET}), --batch N its sequences (default {SEQUENCES}).",
+        f"the tokens of a step (default: --step-tokens, {BUDGET}), --batch N its sequences "
+        f"(default {SEQUENCES}).",
         "fcfs",
         metavar="NAME",
     ),

@@ -9,7 +9,6 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-from stagec.answers.requests.answer import SecondsSpread
 from stagec.answers.requests.options import OVER_TIME
 from stagec.answers.requests.run import Server, server_of
 from stagec.answers.serve_prompts import transfer_between
@@ -21,6 +20,7 @@ from stagec.jobs.session import Session
 from stagec.jobs.step_timer import StepTimer
 from stagec.searches.server.servers import ServerPlan
 from stagec.searches.server.worker import ServerLoad
+from stagec.serving.latency import SecondsSpread, latencies
 from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import DiagnosticError
 
@@ -151,13 +151,11 @@ def _measured(server: Server, count: int) -> ServerOverTime:
     counted = [j for j in jobs if count < j.number <= (_ROUNDS - 1) * count]
     ends = jobs[count : (_ROUNDS - 1) * count]
     seconds = (ends[-1].last - jobs[count - 1].last) / SECOND
-    several = [j for j in counted if j.request.output > 1]
+    spreads = latencies(counted, server.outside)
     return ServerOverTime(
         count,
         len(counted),
         sum(j.request.output for j in ends) / seconds,
-        SecondsSpread(sorted((j.first - j.arrival) / SECOND + server.outside for j in counted)),
-        SecondsSpread(
-            sorted((j.last - j.first) / SECOND / (j.request.output - 1) for j in several)
-        ),
+        spreads.get("ttft"),
+        spreads.get("tpot"),
     )

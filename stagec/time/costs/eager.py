@@ -1,6 +1,6 @@
 """Kernels that eager PyTorch launches for an op that a compiler makes one kernel.
 
-`passes/lower/eager_kernels.py` marks such ops `eager_WHAT_TYPE` where the strategy states
+`passes/lower/kernels.py` marks such ops `eager_WHAT_TYPE` where the strategy states
 `stg.kernels[elementwise = torch]`. The time of an op follows from the bytes that it touches:
 
     n = bytes / (touched x bytes of the type)          elements of its tensors

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from stagec.ir.kernel import EXPANDING, EXPERTS, continues
 from stagec.ir.types import DTYPE_BYTES
+from stagec.ir_spec.strategy.kernels import TRITON_BLOCKS
 from stagec.machines import Machine
 from stagec.machines.kernel_efficiency import MatmulEfficiency
 from stagec.program.kernels import Kernel
@@ -78,26 +79,29 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     if efficiency.kernels == "roofline":
         return seconds
     kept = efficiency.sustained
-    share = np.array([kept.experts if _is_grouped(k) else 1.0 for k in kernels])
-    busy = np.array([_busy(machine, k) for k in kernels], dtype=float)
+    share = np.array([kept.experts if _is_grouped(machine, k) else 1.0 for k in kernels])
+    products = {k.dtype for k in kernels if k.kind != "memory"}
+    peaks = {dtype: peak(machine, dtype) for dtype in products}
+    moved = machine.memory.bandwidth.value
+    busy = np.array([_busy(k, peaks.get(k.dtype, 0.0), moved) for k in kernels], dtype=float)
     return seconds * (1 + busy * (1 / (kept.products * share) - 1))
 
 
-def _is_grouped(kernel: Kernel) -> bool:
-    """Whether a kernel is a grouped product of several experts. That of a single expert is a plain
-    product, and Megatron-Core sorts no rows for it (token_dispatcher.py, `num_local_experts > 1`).
-    """
-    return kernel.form == EXPERTS and kernel.extents[0] > 1
+def _is_grouped(machine: Machine, kernel: Kernel) -> bool:
+    """Whether a kernel is a grouped product of several experts, with the machine's own constants.
+    That of a single expert is a plain product, and Megatron-Core sorts no rows for it
+    (token_dispatcher.py, `num_local_experts > 1`)."""
+    own = kernel.form not in machine.efficiency.matmul.kernels
+    return own and kernel.form in (EXPERTS, TRITON_BLOCKS) and kernel.extents[0] > 1
 
 
-def _busy(machine: Machine, kernel: Kernel) -> float:
+def _busy(kernel: Kernel, peak_flops: float, bandwidth: float) -> float:
     """How much of the loss of sustained load a product or attention has: none if it computes for
     less than a quarter of the time in which it moves its bytes, both at peak rates, all of it if
     for half of that time or longer, and a linear share between these (an assumption)."""
     if kernel.kind == "memory":
         return 0.0
-    moving = kernel.bytes / machine.memory.bandwidth.value
-    computing = kernel.flops / peak(machine, kernel.dtype)
+    moving, computing = kernel.bytes / bandwidth, kernel.flops / peak_flops
     return min(max((computing / max(moving, _NONE) - _COOL) / (_HOT - _COOL), 0.0), 1.0)
 
 

@@ -317,7 +317,8 @@ def once_a_node(
     hybrid-ep.
     """
     sizes = np.asarray(size, dtype=np.float64)
-    over = [replace(span, level=_own(machine, span.level)) for span in over]
+    own = [_own(machine, span.level) for span in over]
+    over = [s if s.level is o else replace(s, level=o) for s, o in zip(over, own, strict=True)]
     if not over:
         return np.zeros_like(sizes)
     inside, units = over[0].size, over[-1].size // over[0].size
@@ -438,7 +439,8 @@ def collective_seconds(
     `ROUNDS` or `SINGLE`.
     """
     sizes = np.asarray(size, dtype=np.float64)
-    over = [replace(span, level=_own(machine, span.level)) for span in over]
+    own = [_own(machine, span.level) for span in over]
+    over = [s if s.level is o else replace(s, level=o) for s, o in zip(over, own, strict=True)]
     if not over:
         ways = [np.zeros_like(sizes)]
     elif kind in SINGLE:

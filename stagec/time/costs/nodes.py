@@ -8,16 +8,17 @@ class, and a message as much as between the two ranks that are furthest apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf, isfinite, prod
 from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
 
-from stagec.ir.kernel import continues
+from stagec.ir.kernel import ON_HOST, continues
 from stagec.ir_spec.strategy.collectives import LIBRARY, TWO_SHOT
 from stagec.machines import Level, Machine
 from stagec.program.groups import GroupAxes, Groups, crosses_pods, neighbours
@@ -25,6 +26,7 @@ from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Node
 from stagec.support.diagnostics import error
 from stagec.time.costs.eager import launches_of
+from stagec.time.costs.host_update import host_update_seconds
 from stagec.time.costs.kernels import seconds_in_step
 from stagec.time.costs.network import (
     Floats,
@@ -41,12 +43,20 @@ from stagec.time.costs.software import Software
 from stagec.time.measured.tables import NOT_FOUND, Measured, Table
 from stagec.time.streams import PICOSECONDS, Cost
 
-#: The costs of nodes of a class, and a number that is equal for classes with equal costs.
-ClassCosts = tuple[int, Callable[[Node], Cost]]
-#: The levels that each of several groups crosses.
-_Examples = tuple[tuple[Span, ...], ...]
 #: `send` or `recv`, the axis, and the coordinate of the receiver less that of the sender.
 Way = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """The levels that each of several groups crosses; there is one object for equal ones."""
+
+    groups: tuple[tuple[Span, ...], ...]
+
+
+@lru_cache(maxsize=1 << 10)
+def _examples(groups: tuple[tuple[Span, ...], ...]) -> Examples:
+    return Examples(groups)
 
 
 class Measurements:
@@ -91,13 +101,20 @@ class Measurements:
 
 
 @dataclass(frozen=True, slots=True)
-class _Distances:
+class Distances:
     """The distances between the members of each group of a class, and between its ranks and their
-    neighbours: for each group the number of the example groups that stand for it, for each
-    direction of messages the outermost level."""
+    neighbours: for each group the example groups that stand for it, for each direction of messages
+    the outermost level."""
 
-    groups: Mapping[GroupAxes, int]
+    groups: Mapping[GroupAxes, Examples]
     messages: Mapping[Way, Level]
+
+    def of(self, node: Node) -> Hashable:
+        """A key that is equal for classes in which a node has the same distance."""
+        if node.is_message:
+            level = self.messages.get((node.kind, node.over, node.by))
+            return level and level.name
+        return self.groups.get(node.group)
 
 
 #: A machine, and the level of its network that joins its pod to others.
@@ -133,9 +150,6 @@ class CostTable:
         self._device = None if device is None or device is machine else software.on(device)
         self._launch = picoseconds(self._machine.compute.launch.value)
         self._known: dict[Hashable, Cost] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._examples: list[_Examples] = []
-        self._number_of: dict[_Examples, int] = {}
         self._crossed: dict[GroupAxes, tuple[Sequence[tuple[Span, ...]], Ints]] = {}
         self._peers: dict[tuple[str, int], Ints] = {}
 
@@ -150,6 +164,10 @@ class CostTable:
             before, after = (seconds_in_step(m, known) for m in (self._device, self._machine))
             seconds[~modelled] *= _ratio(after, before)
         seconds[modelled] = seconds_in_step(self._machine, unknown)
+        for i, kernel in enumerate(kernels):
+            if kernel.form == ON_HOST:
+                ranks = prod(self._mesh.values())
+                seconds[i] = host_update_seconds(self._machine, kernel.bytes, ranks)
         for kernel, time in zip(kernels, seconds.tolist(), strict=True):
             alone = not continues(kernel.form, self._machine.family)
             launch = alone * launches_of(kernel.form) * self._launch
@@ -157,38 +175,34 @@ class CostTable:
         self.ways.update(ways.tolist())
         return {i: self._known[n.kernel] for i, n in enumerate(nodes) if n.is_computation}
 
-    def of_class(
+    @property
+    def network(self) -> Sequence[Level]:
+        """The levels of the network, on which distances depend."""
+        return self._machine.network
+
+    def distances(
         self, ranks: Ints, groups: Groups, used: Iterable[GroupAxes], ways: Iterable[Way]
-    ) -> ClassCosts:
-        """The costs of the nodes of a class with these ranks; `used` are the axes of its
-        collectives, `ways` the directions of its messages."""
-        spans = _Distances(
-            {axes: self._numbered(self._groups(ranks, groups, axes)) for axes in used},
+    ) -> Distances:
+        """The distances of a class with these ranks; `used` are the axes of its collectives, `ways`
+        the directions of its messages."""
+        return Distances(
+            {axes: self._groups(ranks, groups, axes) for axes in used},
             {way: self._furthest(ranks, *way) for way in ways},
         )
-        levels = tuple((w, level.name) for w, level in spans.messages.items())
-        key = tuple(spans.groups.items()), levels
-        number = self._numbers.setdefault(key, len(self._numbers))
-        known: dict[Node, Cost] = {}
 
-        def cost(node: Node) -> Cost:
-            if node not in known:
-                known[node] = self._cost(node, spans)
-            return known[node]
-
-        return number, cost
-
-    def _cost(self, node: Node, spans: _Distances) -> Cost:
+    def cost(self, node: Node, distances: Distances) -> Cost:
+        """The cost of a node of a class with these distances; computations must be prepared."""
+        examples = distances.groups.get(node.group)
+        if examples is not None and self._communicates:
+            return self._of_collective(node, examples)
         if node.is_computation:
             return self._known[node.kernel]
         if node.is_copy:
             host = self._machine.host
             return Cost(picoseconds(host.latency.value + node.size / host.bandwidth.value))
-        if not self._communicates:
-            return Cost(0)
-        if node.is_message:
+        if self._communicates and node.is_message:
             way = node.kind, node.over, node.by
-            level = self._pods.get(node.over) if crosses_pods(node.op) else spans.messages[way]
+            level = self._pods.get(node.over) if crosses_pods(node.op) else distances.messages[way]
             if level is None:
                 return Cost(0)
             other = self._elsewhere.get(node.over) if crosses_pods(node.op) else None
@@ -196,12 +210,13 @@ class CostTable:
             if key not in self._known:
                 self._known[key] = self._message(node.size, (self._machine, level), other)
             return self._known[key]
-        number = spans.groups[node.group]
+        return Cost(0)
+
+    def _of_collective(self, node: Node, examples: Examples) -> Cost:
         beside = self._overlap and not node.blocking
-        key = node.kind, node.size, number, beside, node.dealt
+        key = node.kind, node.size, examples, beside, node.dealt
         if key not in self._known:
-            examples = self._examples[number]
-            times = [self._collective(node, over) for over in examples]
+            times = [self._collective(node, over) for over in examples.groups]
             factor = self._machine.efficiency.interference.collectives if beside else 1.0
             self._known[key] = Cost(picoseconds(max(times) * factor))
         return self._known[key]
@@ -244,20 +259,14 @@ class CostTable:
 
     # -- distances ---------------------------------------------------------------------------------
 
-    def _numbered(self, examples: _Examples) -> int:
-        if examples not in self._number_of:
-            self._number_of[examples] = len(self._examples)
-            self._examples.append(examples)
-        return self._number_of[examples]
-
-    def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> _Examples:
+    def _groups(self, ranks: Ints, groups: Groups, axes: GroupAxes) -> Examples:
         """The levels that the groups of these ranks cross, once for all that cross the same."""
         if axes not in self._crossed:
             self._crossed[axes] = self._cross(groups.members[axes])
         examples, like = self._crossed[axes]
         numbers = groups.number[axes][ranks] - groups.first[axes]
         used = np.flatnonzero(np.bincount(like[numbers], minlength=len(examples)))
-        return tuple(dict.fromkeys(examples[i] for i in used.tolist()))
+        return _examples(tuple(dict.fromkeys(examples[i] for i in used.tolist())))
 
     def _cross(self, members: Ints) -> tuple[Sequence[tuple[Span, ...]], Ints]:
         """The levels that groups cross, once for all that cross the same, and for each group its

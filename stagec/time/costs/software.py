@@ -93,9 +93,10 @@ class Software:
         return "" if name == DEVICE else chosen.replace("_", "-")
 
     def waiting_seconds(self, step: float) -> float:
-        """Seconds that devices wait for the scheduler behind a step of `step` seconds."""
+        """Seconds that devices wait for hosts behind a step of `step` seconds: for the scheduler of
+        an engine, or for a trainer."""
         if not self.serving:
-            return 0.0
+            return self.hosts.between_seconds
         least = step if self.hosts.scheduler == BESIDE else 0.0
         return max(self.hosts.step_seconds - least, 0.0)
 
