@@ -21,7 +21,10 @@ from stagec.schedule.attached import placement_of
 
 FLOP_PHASES = ("forward", "backward", "recompute", "optimizer")
 MATMUL_PHASES = ("forward", "backward", "recompute")
-MEMORY = ("parameters", "gradients", "optimizer", CACHES, "stash", "transient", "peak", "host")
+MEMORY = (
+    *("parameters", "gradients", "optimizer", CACHES, BUCKETS, "stash", "transient", "peak"),
+    "host",
+)
 #: A function that reads a size from an attribute of an op.
 Size: TypeAlias = Callable[[Operation, str], Expr]
 
@@ -120,7 +123,7 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
     _sum_up(counts, terms)
     for op in module.ops("stg.memory"):
         if op.attrs.get("stages") == graph.attrs.get("stages"):
-            counts.memory = {n: op.expr(n) for n in (*MEMORY, BUCKETS) if n in op.attrs}
+            counts.memory = {n: op.expr(n) for n in MEMORY if n in op.attrs}
     return counts
 
 

@@ -23,7 +23,7 @@ from stagec.ir.kernel import EXTENTS
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
 from stagec.ir.types import axis_size, index_name
-from stagec.memory.timeline import CACHES
+from stagec.memory.timeline import BUCKETS, CACHES
 from stagec.program.classes import class_coordinates
 
 SCHEMA = 1
@@ -94,8 +94,10 @@ def _classes(
         rest = [f"{a}{i}" for a, i in coords.items() if a != axis]
         if stage not in memories:
             memory = staged_memory(module, graph, counts.memory, stage)
-            named = (n for n in MEMORY if n != CACHES or n in memory)
-            memories[stage] = {n: planned(memory.get(n, ZERO)) for n in named}
+            named = (n for n in MEMORY if n not in (CACHES, BUCKETS) or n in memory)
+            memories[stage] = {
+                "communication" if n == BUCKETS else n: planned(memory.get(n, ZERO)) for n in named
+            }
         ranks = _ranks(module, coords)
         entry = {
             **figures,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 
-from stagec.analysis.serving_rates import step_pace
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.answers.time.table import TITLES, seconds_text, spreads_table
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
@@ -22,7 +21,7 @@ from stagec.jobs.request.serving_flags import STEP
 from stagec.jobs.request.steps import TICK
 from stagec.jobs.serve_steps import StepList, StepsAsked, places
 from stagec.jobs.session import Session
-from stagec.jobs.step_modules import StepModules
+from stagec.jobs.step_modules import StepModules, step_times
 from stagec.jobs.written import (
     check_name,
     check_targets,
@@ -46,7 +45,6 @@ from stagec.traces.emit import EmittedJob
 
 if TYPE_CHECKING:
     from stagec.formats.base import Format
-    from stagec.machines import Machine
 
 #: The number of first and last steps that are printed if there are many.
 _SHOWN = 4
@@ -250,19 +248,3 @@ def _ticks(tick: int, depth: int) -> StepTime:
     """Steps of `tick` nanoseconds on each of `depth` pipeline stages."""
     times = depth * tick * NANOSECOND, tick * NANOSECOND
     return lambda step: times
-
-
-def step_times(
-    modules: StepModules, machine: Machine, replay: ReplayOptions, depth: int
-) -> StepTime:
-    """The times of the steps of a job on `depth` pipeline stages. Engines compute the attention of
-    all sequences that decode in one kernel, and that of all prompts in another one, so these are
-    one class each (`Step.together`)."""
-
-    @cache
-    def times(step: Step) -> tuple[int, int]:
-        report = modules.compiled(step).time(machine, replay)
-        pace = step_pace(report.breakdown, depth) if depth > 1 else report.step_seconds
-        return max(1, round(report.step_seconds * SECOND)), max(1, round(pace * SECOND))
-
-    return lambda step: times(step.together())

@@ -234,7 +234,7 @@ class OpDef:
         """By the names that `stg.kernels` uses: forms of the op that are several operations in
         PyTorch without a compiler. A form builds these operations before the op and returns the
         values that replace its results, or None if it is a single operation in this place. Its last
-        argument tells whether a size is 1 on each rank, as the strategy splits it."""
+        argument states whether a size is 1 on each rank, as the strategy splits it."""
         return {}
 
     # -- serving -----------------------------------------------------------------------------------

@@ -161,10 +161,8 @@ def check_requests(
         text = f"requests reach position {last:,}, beyond the {positions:,} of the model"
         session.report(Diagnostic(text, longest.loc, severity="warning"))
     for limits in every:
-        if limits.blocks is None:
-            continue
         needed = limits.blocks_for(last)
-        if needed > limits.blocks:
+        if limits.blocks is not None and needed > limits.blocks:
             raise error(
                 f"a request with a prompt of {longest.prompt:,} and an output of "
                 f"{longest.output:,} tokens needs {needed:,} blocks of {limits.block} tokens, but "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Protocol
@@ -19,12 +19,18 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.program.classes import RankClass
 from stagec.serving.step import SequenceClass, Step
+from stagec.serving.step_times import SECOND
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import error
 
 if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.jobs.lowered import LoweredJob
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
+    from stagec.serving.stepped import StepTime
+    from stagec.time.costs.replay_options import ReplayOptions
 
 _ANY = Step((SequenceClass(1, 1, 1),))
 
@@ -162,3 +168,21 @@ class StepModules:
             if warning.severity != "remark" and not self.compiles:
                 self._session.report(warning)
         return compiled
+
+
+def step_times(
+    modules: StepModules, machine: Machine, replay: ReplayOptions, depth: int
+) -> StepTime:
+    """The times of the steps of a job on `depth` pipeline stages. Engines compute the attention of
+    all sequences that decode in one kernel, and that of all prompts in another one, so these are
+    one class each (`Step.together`)."""
+
+    from stagec.analysis.serving_rates import step_pace
+
+    @cache
+    def times(step: Step) -> tuple[int, int]:
+        report = modules.compiled(step).time(machine, replay)
+        pace = step_pace(report.breakdown, depth) if depth > 1 else report.step_seconds
+        return max(1, round(report.step_seconds * SECOND)), max(1, round(pace * SECOND))
+
+    return lambda step: times(step.together())

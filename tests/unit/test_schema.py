@@ -67,12 +67,16 @@ def test_the_schema_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
+#: What only some jobs have: those of serving, pods, buckets of gradients; pods lack `repeated`.
+SOME = {"serving", "caches", "communication", "repeated", "handover", "crossings"}
+
+
 def test_every_object_of_the_schema_is_closed_and_complete() -> None:
     for value in inner(SCHEMA):
         schema = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
         if schema.get("type") == "object" and "properties" in schema:
             assert schema["additionalProperties"] is False
-            assert sorted(schema["required"]) == sorted(schema["properties"])
+            assert sorted(schema["required"]) == sorted({*schema["properties"]} - SOME)
 
 
 @pytest.mark.parametrize("job", JOBS)

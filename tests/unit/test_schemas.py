@@ -32,15 +32,28 @@ WHISPER, PART = ("whisper-large-v3", "--set", "B=4,L=1,L_dec=1"), ("--part", "en
 _LIMITED = ("--prompt", "64", "--batches", "1", "--tpot", "1us")
 _LENGTHS = ("--lengths", "prompt=~40,output=9")
 _STACK = ("--stack", "nemo")
-_STEP = ("--batch", "4", "--context", "64")
 _PRICED = ("--price", "2,1", "--objective", "cost")
 _DRAFT = ("--speculative", "2", "--draft", "llama3-8b[L=1,D=64,F=64,V=1024,H=4,G=4,K=32]: on=model")
+_DECODE = ("--serve", "decode", "--batch", "4", "--context", "64")
 _STEPS = (*SPACE[:6], "--serve", "decode", "--batch", "4,8", "--context", "64")
 _SERVERS = (
     *("--serve", "server", "--ranks", "2", "--prompt", "64", "--output-tokens", "8"),
     *("--batch", "4", "--tp", "1", "--stack", "vllm", "--verify", "1", "--jobs", "1"),
 )
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "analyze": ("analyze", *JOB, "--stack", "deepspeed", "--dp", "2"),
+    "analyze a step of serving": ("analyze", *SERVER, *_DECODE, "--tp", "2", *H100),
+    "analyze, sizes open": ("analyze", *SERVER, *_DECODE, "--symbolic"),
+    "analyze pods": ("analyze", *SERVER, *PODS, "--batch", "4"),
+    "analyze parts": ("analyze", *WHISPER, *PART),
+    "analyze two models": ("analyze", *SERVER, *_DECODE, *_DRAFT),
+    "time": ("time", *JOB, "--pp", "2", *_STACK, *H100),
+    "time of two models": ("time", *SERVER, *_DECODE, *_DRAFT, "--accepted", "1.5", *H100),
+    "time of prefill": ("time", *SERVER, "--serve", "prefill", *_DECODE[2:], *H100),
+    "time of a step of serving": ("time", *SERVER, *_DECODE, "--stack", "vllm", *H100),
+    "time of drafts": ("time", *SERVER, *_DECODE, "--speculative", "2", "--accepted", "1", *H100),
+    "time of pods": ("time", *SERVER, *PODS, "--batch", "4", *H100),
+    "time of parts": ("time", *WHISPER, *PART, *H100),
     "memory": ("memory", *JOB, "--tp", "2"),
     "memory of stages": ("memory", *JOB, "--pp", "2", "--limit", "80GiB", "--fit", "caching"),
     "memory on hosts": ("memory", *JOB, "--dp", "2", "--offload", "optimizer"),
@@ -48,14 +61,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "memory of two models": (
         *("memory", *SERVER, "--serve", "decode", "--batch", "4", "--context", "64", *_DRAFT),
     ),
-    "time": ("time", *JOB, "--tp", "2", *H100),
-    "time with a stack": ("time", *JOB, "--dp", "2", *H100, *_STACK, "--no-levers"),
-    "time of prefill": ("time", *SERVER, "--serve", "prefill", *_STEP, *H100),
-    "time of drafts": (
-        *("time", *SERVER, "--serve", "decode", *_STEP, *_DRAFT, "--accepted", "1.5", *H100),
-    ),
-    "time of two pods": ("time", *SERVER, *PODS, "--batch", "4", *H100),
-    "time of pods that wait": ("time", *WHISPER, *PART, *H100),
     "serve": ("serve", *SERVER, "--prompt", "64", "--batches", "1,2", *H100),
     "serve of pods": ("serve", *SERVER, *PODS, "--batches", "1,2", *H100),
     "requests over time": ("serve", *SERVER, "--rate", "9", "--count", "5", *_LENGTHS, *H100),

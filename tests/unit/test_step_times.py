@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.analysis.family import Compiled
-from stagec.answers.compile_steps import step_times
 from stagec.jobs import figures
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob, compiled_of
 from stagec.jobs.request.machine import machine_of
 from stagec.jobs.session import Session
-from stagec.jobs.step_modules import StepModules
+from stagec.jobs.step_modules import StepModules, step_times
 from stagec.serving.latency import SecondsSpread, latencies
 from stagec.serving.requests import Request
 from stagec.serving.served import ServedRequest

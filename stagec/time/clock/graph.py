@@ -231,31 +231,24 @@ def step_graph(
     `one_stream` collectives, sends and copies share a stream; `waits` says which messages wait for
     their receivers."""
 
-    # all nodes of an operation have the same streams
-    meetings: dict[object, Meeting | None] = {}
-    runs: dict[object, OnStreams] = {}
-
-    def meets(node: Node) -> Meeting | None:
-        run = node.op or node
-        if run not in meetings:
-            meetings[run] = _meets(node)
-        return meetings[run]
-
-    def placed(node: Node, joins: int) -> OnStreams:
-        run = node.op or node, node.by, node.kernel is None, joins
-        on_streams = runs.get(run)
-        if on_streams is None:
-            beside = overlap or joins == CALL
-            streams = streams_of(node, overlap=beside, one_stream=one_stream)
-            on_streams = runs[run] = OnStreams.on(node, streams, meets(node))
-        return OnStreams(node, *on_streams[1:])
-
     classes: list[ClassNodes] = []
     first = shift = 0
     for number, each in enumerate(issues):
         nodes, prototype = each.program.prototypes, each.program.prototype
-        joins = [_joins(node, meets(node), number, each, waits) for node in nodes]
-        prototypes = [*map(placed, nodes, joins)]
+        runs: dict[object, tuple[int, OnStreams]] = {}  # nodes of an operation are on the same
+        joins: list[int] = []
+        prototypes: list[OnStreams] = []
+        for node in nodes:
+            run = node.op or node, node.by, node.kernel is None, waits(node)
+            known = runs.get(run)
+            if known is None:
+                meets = _meets(node)
+                how = _joins(node, meets, number, each, waits)
+                beside = overlap or how == CALL
+                streams = streams_of(node, overlap=beside, one_stream=one_stream)
+                known = runs[run] = how, OnStreams.on(node, streams, meets)
+            joins.append(known[0])
+            prototypes.append(OnStreams(node, *known[1][1:]))
         columns = prototype.astype(np.int32), np.array(joins, dtype=np.int8)
         classes.append(ClassNodes(number, each.name, first, shift, prototypes, *columns))
         first, shift = first + len(prototype), shift + len(nodes)
