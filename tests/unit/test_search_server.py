@@ -226,6 +226,9 @@ def test_feed_forward_may_have_ranks_of_its_own() -> None:
         assert served["tpot"] == pytest.approx(row["tpot"], rel=1e-9)
         assert served["ttft"] == pytest.approx(row["ttft"], rel=1e-9)
         assert sum(row["parts"].values()) * row["per_rank"] == pytest.approx(1)
+    # parts of a batch that take turns are the sequences of one group of ranks over time
+    (over,) = (r for r in actual(**part, verify=9)["best"] if "ffn" in r["decode"]["strategy"])
+    assert over["over_time"]["per_rank"] == pytest.approx(over["per_rank"], rel=0.2)
     fixed = actual(ranks=3, part="ffn=feed-forward: tp=2", top=50, batch=(16,))["best"]
     assert {r["decode"]["ranks"] for r in fixed if "ffn" in r["decode"]["strategy"]} == {3}
 

@@ -145,6 +145,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("--rate", "1", "--prefill-replicas", "2", *LENGTHS): "needs --serve disaggregated",
     ("--rate", "1", "--until", "0.5", *LENGTHS): "--until needs a rollout",
     ("--rate", "1", "--iterations", "2", *LENGTHS): "--iterations needs rollouts",
+    ("--rate", "1", "--train-ranks", "2", *LENGTHS): "--train-ranks needs batches",
     ("--batch-of", "4", "--ahead", "1", *LENGTHS): "--ahead needs batches that follow each other",
     ("--batch-of", "9999", "--iterations", "999", *LENGTHS): "at most 1,000,000 are supported",
     ("--concurrency", "1", "--burst", "2", *LENGTHS): "--burst needs arrivals at random",
@@ -254,6 +255,30 @@ def test_groups_wait_for_the_one_with_the_longest_prompts() -> None:
     for chunks in ([(900, 0), (30, 0), (1, 0)], [(n, 0) for n in range(64, 128)]):
         assert surface.mixed(8, 800, chunks) == exact.mixed(8, 800, chunks), chunks
     assert exact.mixed(0, 0, [(900, 0), (30, 0)]) == exact.mixed(0, 0, [(900, 0)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "copies", "senders"),
+    [
+        (("--replicas", "16"), 16, 4),
+        (("--replicas", "16", "--tp", "2"), 16, 4),
+        (("--dp", "2"), 2, 1),
+        (("--pp", "2", "--replicas", "4"), 4, 1),
+        (("--replicas", "2"), 1, 1000),  # what a rank receives takes longer
+    ],
+)
+def test_trainers_send_the_weights_of_all_ranks(
+    flags: tuple[str, ...], copies: int, senders: int
+) -> None:
+    """Weights of two layers and both embeddings in bf16, at 50 GB/s of each rank that sends."""
+    whole = 2 * (2 * (218_112_000 - 8192 + 8192 * 2) + 2 * 128_256 * 4096 + 4096)
+    load = ("--batch-of", "8", "--iterations", "2", "--lengths", "prompt=64,output=4")
+    model = ("llama3-8b", "--set", "L=2", "--machine", "h100-sxm")
+    ran = stagec("serve", *model, *load, *flags, "--train-ranks", str(senders), "--json")
+    assert ran.code == 0, ran.err
+    rollouts = json.loads(ran.out)["rollouts"]
+    sent = max(copies / senders, 1) * whole
+    assert rollouts["update"] == pytest.approx(sent / 50e9, rel=0.001)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -50,6 +50,7 @@ _ABOUT = {
     "iterations": ("batch_of", "rollouts", "--batch-of N"),
     "train_time": ("iterations", "batches that follow each other", "--iterations 8"),
     "update_time": ("iterations", "batches that follow each other", "--iterations 8"),
+    "train_ranks": ("iterations", "batches that follow each other", "--iterations 8"),
     "ahead": ("iterations", "batches that follow each other", "--iterations 8"),
     "burst": ("rate", "arrivals at random", "--rate R"),
     "pause": ("turns", "the turns of a conversation", "--turns 4"),
@@ -129,6 +130,13 @@ OVER_TIME = (
         TimeType(),
         "With --iterations: the time in which servers get new weights (default: those of a rank "
         "over the network between pods).",
+    ),
+    rare_option(
+        "train_ranks",
+        Whole(1),
+        "With --iterations: ranks of the trainer, which share the work of sending each rank of the "
+        "servers its new weights (default: only what a rank receives takes time).",
+        metavar="N",
     ),
     rare_option(
         "ahead",

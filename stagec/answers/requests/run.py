@@ -11,7 +11,7 @@ from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import given_requests, prefix_block_of, rollouts_of
-from stagec.answers.requests.tiers import most_bytes, tiers_below, token_bytes
+from stagec.answers.requests.tiers import all_bytes, most_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -124,7 +124,7 @@ def server_of(
     decode = pools[DECODE]
     prefills = pools[PREFILL].replicas if two_pods else []
     sent = _femtoseconds(transfer(_with_prompt(options, every))) if two_pods else None
-    update = max(_update(given, pool.models, timer.machine) for pool in pools.values())
+    update = _update(given, list(pools.values()), timer.machine)
     models = next(iter(pools.values())).models.main
     check_requests(every, models, [pool.limits for pool in pools.values()], session)
     if given["concurrency"] not in (None, 1) and len({(r.prompt, r.output) for r in every}) == 1:
@@ -359,16 +359,31 @@ def _start_time(models: ServedModels, machine: Machine) -> int:
     return max(1, round(bytes_ / machine.host.bandwidth.value * SECOND))
 
 
-def _update(given: Mapping[str, Any], models: ServedModels, machine: Machine) -> int:
-    """Femtoseconds in which a rank gets new weights between rollouts, over the level of the network
-    that joins it to one of another pod. Raises `DiagnosticError`."""
+def _update(given: Mapping[str, Any], pools: Sequence[Pool], machine: Machine) -> int:
+    """Femtoseconds in which servers get new weights between rollouts, over the level of the network
+    that joins a rank to one of another pod. Each rank receives its own weights, in their layout and
+    type; with `train_ranks` so many send those of all ranks of all replicas, in equal shares,
+    whatever their own layout is. Raises `DiagnosticError`."""
     from stagec.time.costs.network import level_between_pods
 
+    if given["update_time"] is not None and given["train_ranks"]:
+        raise error(
+            "--train-ranks and --update-time cannot be used together: both say how long servers "
+            "wait for weights",
+            remedy="leave one of them out",
+        )
     if given["iterations"] is None or given["update_time"] is not None:
         return round((given["update_time"] or 0.0) * SECOND)
-    bytes_ = models.together(most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)]))
-    mesh = models.main.builder.module.axis_sizes
-    return round(bytes_ / level_between_pods(machine, [mesh, mesh]).bandwidth.value * SECOND)
+    step, seconds, sent = step_of([SequenceClass(1, 1, 1, 1)]), 0.0, 0.0
+    for pool in pools:
+        mesh = pool.models.main.builder.module.axis_sizes
+        rate = level_between_pods(machine, [mesh, mesh]).bandwidth.value
+        received = pool.models.together(most_bytes("parameters"), step)
+        seconds = max(seconds, received / rate)
+        if ranks := given["train_ranks"]:
+            each = sum(pool.models.each(all_bytes("parameters"), step)) / pool.models.replicas
+            sent += each * len(pool.replicas) / ranks / rate
+    return round(max(seconds, sent) * SECOND)
 
 
 def _adapter_load(options: JobOptions, machine: Machine, session: Session) -> int:

@@ -1,6 +1,7 @@
 """The tiers below the prefix cache of a device: their sizes in blocks, and their speeds."""
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from stagec.answers.requests.options import BLOCKING, DISK, HOST, TIERS
@@ -20,6 +21,18 @@ def most_bytes(name: str) -> Callable[[AnyJob], float]:
     return lambda job: max(
         stage.get(name, 0) for pod in job.figures().each for stage in pod.by_stage
     )
+
+
+def all_bytes(name: str) -> Callable[[AnyJob], float]:
+    """A function from a job to the bytes in a category on all ranks, each stage and pod of which
+    has equally many."""
+
+    def total(job: AnyJob) -> float:
+        pods = job.figures().each
+        each = (sum(s.get(name, 0) for s in p.by_stage) / len(p.by_stage) for p in pods)
+        return sum(n * prod(p.mesh.values()) for n, p in zip(each, pods, strict=True))
+
+    return total
 
 
 def token_bytes(models: ServedModels) -> float:

@@ -120,6 +120,7 @@ def _given(task: VerifyTask) -> Mapping[str, Any]:
     sequences = decode.step.sequences // decode.kind.worker.groups
     if point is not None:
         sequences += point.work.prompts * decode.kind.worker.stages
+    sequences *= decode.kind.worker.turns  # of a group of ranks
     if prefill is not None:
         worker = prefill.kind.worker
         prompts = prefill.step.sequences // worker.groups // worker.stages

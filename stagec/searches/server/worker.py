@@ -155,6 +155,7 @@ class Worker:
     refused: str = ""
     costed_by: Mapping[str, int] = field(default_factory=dict[str, int])
     scheduler: SchedulerRule = field(default_factory=SchedulerRule)
+    turns: int = 1  # the parts of a batch that take turns, each of which is a group
 
 
 def kind_of(task: WorkerTask) -> Hashable:
@@ -200,6 +201,7 @@ class _Timing:
         several = self._several
         self._groups = lcm(*map(groups_in, modules)) if several else modules[0].env[strategy.batch]
         self._halves = strategy.in_turn
+        self._turns = strategy.in_turn * max(1, strategy.microbatches)
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
         self._scheduler = scheduler
         self._alone = scheduler.prompts == ALONE or self._several
@@ -223,7 +225,8 @@ class _Timing:
         about = self._ranks, self._groups, self._stages, room, self._request, self._cached
         steps = decode, mixed, prefill, tuple(self._cautions)
         costed_by = dict(self._timer.costed_by)
-        return Worker(*about, *steps, scheduler=self._scheduler, costed_by=costed_by)
+        rule, turns = self._scheduler, self._turns
+        return Worker(*about, *steps, costed_by=costed_by, scheduler=rule, turns=turns)
 
     def _each(self, batch: int) -> int:
         """The sequences of each group and stage, for a batch of the worker."""
