@@ -133,10 +133,14 @@ class StepModules:
         strategy = read_strategy(self.builder.module)
         return [a for r in strategy.splits if strategy.batch in r.dims for a in r.over]
 
-    @cached_property
+    @property
     def replicas(self) -> Sequence[Mapping[str, int]]:
         """The coordinates of each replica of the server. No collective or message joins ranks of
         two replicas; the groups of one replica wait for each other. Raises `DiagnosticError`."""
+        return self._replicas
+
+    @cached_property
+    def _replicas(self) -> Sequence[Mapping[str, int]]:
         env, own = self.builder.module.env, list(self._axes)
         for each in self.classes(_ANY) if evaluate(axis_size(own), env) > 1 else ():
             met = {a for group in each.groups for a in group.axes}

@@ -25,7 +25,8 @@ class PlannedReplica(PipelinedReplica):
     def _chosen(self) -> tuple[list[tuple[ServedRequest, int]], int, int]:
         """Carry out a plan of the policy. Raises `DiagnosticError` for an invalid one."""
         free = None if self.limits.blocks is None else self.free
-        plan = self._policy.plan(ServerState([*self._partial], self.waiting, self.limits, free))
+        server = ServerState([*self._partial], self.waiting, self.limits, free)
+        plan = cast("object", self._policy.plan(server))
         if not isinstance(plan, StepPlan):
             raise error(
                 f"the batching policy '{self._policy.name}' gives a {type(plan).__name__} as a "

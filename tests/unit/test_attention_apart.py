@@ -106,6 +106,7 @@ def test_a_step_of_prompts_has_room_beside_the_caches() -> None:
     ran = stagec("serve", *model, *load, "--machine", "h100-sxm", "--json")
     (point,) = json.loads(ran.out)["points"]
     peaks: dict[str, dict[str, int]] = {}
+    caches = 0
     steps = ("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")
     for step, *asked in steps:
         counted = stagec("memory", *model, "--serve", step, "--batch", *asked, "--json")

@@ -360,7 +360,8 @@ def test_experts_in_kernels_of_triton_take_as_long_as_in_tables(machine: str) ->
     device, (within, rows) = load_machine(machine), TRITON_EXPERTS[machine]
     for tokens, measured in rows.items():
         experts = min(256, 8 * tokens)
-        each, seconds = 8 * tokens / experts, {}
+        each = 8 * tokens / experts
+        seconds: dict[str, float] = {}
         for form in ("triton_blocks", ""):
             products = 0.0
             for n, k in ((768, 3072), (3072, 384)):

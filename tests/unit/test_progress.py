@@ -12,6 +12,7 @@ from stagec.jobs.request.options import JobOptions
 from stagec.jobs.serve_steps import _counted  # pyright: ignore[reportPrivateUsage]
 from stagec.jobs.session import Session
 from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.serving.stepped import StepTime
 from tests.support import stagec
 
 
@@ -55,7 +56,10 @@ def test_an_interrupted_server_says_how_many_requests_it_served(
             raise KeyboardInterrupt
         return 1, 1
 
-    monkeypatch.setattr("stagec.answers.compile_steps.step_times", lambda *_: time)
+    def times(*_: object) -> StepTime:
+        return time
+
+    monkeypatch.setattr("stagec.answers.compile_steps.step_times", times)
     words = ("compile", "llama3-8b", "--serve", "mixed", "--set", "L=2", "--machine", "h100-sxm")
     ran = stagec(*words, "--requests", file, "-o", tmp_path / "out")
     assert ran.code == 130

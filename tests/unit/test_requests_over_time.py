@@ -118,9 +118,12 @@ def test_every_event_is_that_of_single_steps(
     requests: list[Request], limits: ServerLimits, cells: bool
 ) -> None:
     costs = Linear(cells=cells)
-    replica, single = stepped_server(
-        requests, limits, lambda step: (costs.of(step) * NANOSECOND,) * 2, 1 << 20
-    )
+
+    def time(step: Step) -> tuple[int, int]:
+        duration = costs.of(step) * NANOSECOND
+        return duration, duration
+
+    replica, single = stepped_server(requests, limits, time, 1 << 20)
     single.run()
     run = served(requests, limits, costs)
     actual, expected = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -106,7 +105,7 @@ class JoinedPods(Issued):
         """The program of each class."""
         return [item for each in self._pods for item in each.programs]
 
-    @cached_property
+    @property
     def members(self) -> list[Ints]:
         """The ranks of each class."""
         starts = accumulate((each.groups.ranks for each in self._pods), initial=0)
