@@ -26,7 +26,8 @@ class MachineOp(Statement):
     (MegaScale-Infer, arXiv 2504.02263; Step-3, arXiv 2507.19427).
 
     Times, memory and the types that products take are those of this machine. Messages between two
-    machines pass the slower of the links that join each to other pods.
+    machines pass the slower of the links that join each to other pods. `on-machine` in the flags of
+    a part states it; a text of a strategy cannot.
     """
 
     name, record = "stg.machine", MachineRule

@@ -18,6 +18,7 @@ from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
 from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.machine import MachineRule
 from stagec.ir_spec.strategy.offload import OffloadOp
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
@@ -277,7 +278,19 @@ class JobBuilder:
         first = next((i for i, op in enumerate(body.ops) if op.name == "stg.func"), len(body.ops))
         for number, op in enumerate(given):
             body.insert(first + number, op)
+        self._check_machine(module)
         self._add_stack(module)
+
+    def _check_machine(self, module: Module) -> None:
+        """Raise `DiagnosticError` for a machine that a text names: memory, and the types of
+        products, follow the flags of a part."""
+        rule = read_strategy(module).one(MachineRule)
+        if rule.name != self.options.on_machine:
+            raise rule.error(
+                "a strategy text cannot name the machine, expected it in flags",
+                remedy="give --machine for the whole job, or --part 'NAME=VALUE: "
+                f"on-machine={rule.name}' for a part",
+            )
 
     def _add_stack(self, module: Module) -> None:
         """Add the defaults of the stack, which flags and texts override."""
