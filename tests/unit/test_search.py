@@ -233,7 +233,7 @@ def test_the_best_are_those_of_all_points(number: int) -> None:
 def test_models_whose_layers_are_no_symbol_have_bounds_too() -> None:
     """T5 has two stacks, and neither is the number L of layers that are many."""
     knobs = {"pp": (1, 2), "tp": (1,), "zero": (0, 1), "schedule": ("1f1b",)}
-    question = asked("t5-base", "B=64,S=256", 8, "b200", **knobs, recompute=("none",))
+    question = asked("t5-base", "B=64,S=256", 8, "tpu-v5p", **knobs, recompute=("none",))
     actual = _is_answered(replace(question, wanted=1))
     seconds, kept = _settled(actual)
     assert actual.evaluated < len(seconds)
