@@ -31,6 +31,7 @@ from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
+    machines_text,
     models_alone,
     of_layers,
     options_of_draft,
@@ -167,7 +168,7 @@ def _served(
             rows = [replace(row, prompts=fit, cautions=(*more, *row.cautions)) for row in rows]
     return ServeAnswer(
         model=steps[PREFILL].model,
-        machine=timer.machine.name,
+        machine=machines_text(asked, timer.machine),
         stack=steps[DECODE].stack,
         ranks={PREFILL: prefill.ranks, DECODE: rows[0].ranks},
         two_pods=two_pods,

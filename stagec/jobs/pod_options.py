@@ -2,8 +2,10 @@
 with `--part` each pod has a part of the model; with `--draft` a pod has a model of its own, on its
 own ranks or on those of the other model."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stagec.ir.drafts import DRAFT
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
@@ -14,11 +16,14 @@ from stagec.jobs.request.combine import complete
 from stagec.jobs.request.draft import DraftText
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS, PartText
-from stagec.jobs.request.machine import on_machine
+from stagec.jobs.request.machine import on_machine, own_machine
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from stagec.machines import Machine
 
 _OF_MESH = ("mesh", "ranks")
 
@@ -214,6 +219,14 @@ def _lacks(flag: Flag, axes: Set[str]) -> bool:
     """Whether a flag has no effect on a mesh with these axes."""
     each = ((need,) if isinstance(need, str) else need for need in flag.needs)
     return any(set(names) <= set(AXES) and not axes & set(names) for names in each)
+
+
+def machines_text(options: JobOptions, machine: Machine) -> str:
+    """The names of `machine`, on which a job runs, and of those of its parts: `h20 and h100-sxm`.
+    Raises `DiagnosticError`."""
+    parts = (read_flags(f"--part {part.name}", part.flags) for part in options.part)
+    names = (machine, *(own_machine(part, machine) for part in parts))
+    return " and ".join(dict.fromkeys(each.name for each in names))
 
 
 def read_flags(option: str, text: str) -> JobOptions:

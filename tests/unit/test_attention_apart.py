@@ -104,7 +104,9 @@ def test_a_step_of_prompts_has_room_beside_the_caches() -> None:
     model = ("llama3-8b", "--set", "L=2", "--part", "x=feed-forward: tp=2")
     load = ("--prompt", "16000", "--output-tokens", "2", "--batches", "4")
     ran = stagec("serve", *model, *load, "--machine", "h100-sxm", "--json")
-    (point,) = json.loads(ran.out)["points"]
+    answer = json.loads(ran.out)
+    assert answer["machine"] == "h100-sxm"
+    (point,) = answer["points"]
     peaks: dict[str, dict[str, int]] = {}
     caches = 0
     steps = ("decode", "4", "--context", "16001"), ("prefill", "2", "--prompt", "16000")
@@ -127,6 +129,7 @@ def test_requests_over_time_take_steps_of_both_pods() -> None:
     part = ("--part", "x=feed-forward: tp=2,on-machine=h200")
     load = ("--batch-of", "8", "--lengths", "prompt=512,output=2", "--step-grid", "exact")
     ran = json.loads(stagec("serve", *model, *part, *load, "--json").out)
+    assert ran["machine"] == "h100-sxm and h200"
     step = ("--batch", "8", "--no-levers", "--json")
     times = {
         name: json.loads(stagec("time", *model, *part, "--serve", name, *more, *step).out)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from stagec.answers.requests.rollouts import ROLLOUT_HEADS, RolloutsFigures, rollouts_figures
 from stagec.answers.time.table import TITLES, costed_text, seconds_text, spreads_table
 from stagec.ir.serving_step import DECODE, PREFILL
+from stagec.jobs.pod_options import machines_text
 from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console, table
@@ -326,7 +327,7 @@ def answer_of(
     main = next(iter(pools.values())).models.main.builder
     return RequestsAnswer(
         model=main.model_name,
-        machine=machine.name,
+        machine=machines_text(main.options, machine),
         stack=main.options.stack,
         load=_load_text(given, requests),
         route=given["route"],
