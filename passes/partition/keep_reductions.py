@@ -102,5 +102,5 @@ def _keep(module: Module, forward: Operation, back: Operation) -> None:
 
 
 def _reductions(repeat: Operation, phase: str) -> list[Operation]:
-    found = (op for op in repeat.body.ops if isinstance(op.definition, ReduceScatter))
-    return [op for op in found if op.phase == phase and len(op.results) == 1]
+    of_phase = (op for op in repeat.body.ops if op.phase == phase and len(op.results) == 1)
+    return [op for op in of_phase if isinstance(op.definition, ReduceScatter)]
