@@ -30,6 +30,8 @@ from stagec.support.diagnostics import DiagnosticError, error
 #: The number of microbatches in each state, and the running works.
 Turn = tuple[Mapping[MicrobatchState, int], tuple[ActionInState, ...]]
 
+_AGAIN = "run 'plan-memory' again, which writes one for every action"
+
 
 def staged_memory(
     module: Module, graph: Operation, planned: Mapping[str, Expr], stage: int
@@ -97,8 +99,17 @@ class _Works:
 
     @staticmethod
     def of(ops: list[Operation], what: str) -> _Works:
-        left = {work_of(o): o.expr(what) if what in o.attrs else ZERO for o in ops}
-        peak = {w: o.expr("peak") for w, o in zip(left, ops, strict=True)}
+        left: dict[ActionInState, Expr] = {}
+        for op in ops:
+            work = work_of(op)
+            if work in left or len(first_runs(work)) != len(op.exprs("sums")):
+                raise op.error(
+                    "expected one stg.working for each action of a stage, with a size in 'sums' "
+                    "for each of its 'first' runs",
+                    remedy=_AGAIN,
+                )
+            left[work] = op.expr(what) if what in op.attrs else ZERO
+        peak = {work_of(op): op.expr("peak") for op in ops}
         held: dict[MicrobatchState, Expr] = {MicrobatchState(): ZERO}
         for op in sorted(ops, key=lambda o: len(work_of(o)[1])):
             _, before = work = work_of(op)
@@ -165,7 +176,7 @@ def _no_working(when: str, regions: Iterable[ActionRegion]) -> DiagnosticError:
     names = " and ".join(f"{kind} of chunk {chunk}" for kind, chunk in sorted(regions))
     return error(
         f"no stg.working gives the memory of a microbatch {when} {names or 'nothing'}",
-        remedy="run 'plan-memory' again, which writes one for every action",
+        remedy=_AGAIN,
     )
 
 

@@ -89,7 +89,8 @@ class _Answers:
             (work / name).write_bytes(content)
         samples.write_program(work)
         code, out = run_words([*words, *self.always], work)
-        if code == 0 and "--json" in words and not {"-o", "--output", "-h", "--help"} & {*words}:
+        elsewhere = {"-o", "--output", "-h", "--help"} | {w for w in words if w[:8] == "--print-"}
+        if code == 0 and "--json" in words and not elsewhere & {*words}:
             json.loads(out, parse_constant=_not_finite)
         if code == 0 and self.then is not None:
             self.then(out, work)
