@@ -13,6 +13,7 @@ from stagec.ir.module import Module
 from stagec.ir.recompute_window import is_partial, replayed
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.comm import ring_rounds
+from stagec.ir_spec.ops.layout import Copy
 from stagec.ir_spec.ops.trace import MessageOp
 from stagec.memory.timeline import BUCKETS, CACHES
 from stagec.program.buckets import calls
@@ -144,12 +145,12 @@ def _sum_up(counts: Counts, terms: _Terms) -> None:
 
 def copied(module: Module, func: Operation) -> Expr:
     """The bytes that a rank copies between device and host in a step of a function."""
-    if all(op.name != "stg.copy" for op in func.body.walk()):
+    if not any(isinstance(op.definition, Copy) for op in func.body.walk()):
         return ZERO
     return total(
         op.definition.bytes_touched(op) * times
         for op, times in weighted(module, func, func.body, ONE)
-        if op.name == "stg.copy"
+        if isinstance(op.definition, Copy)
     )
 
 

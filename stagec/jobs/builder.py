@@ -472,7 +472,7 @@ def count_copies(module: Module) -> None:
     """Make the copies between device and host nodes, since they take time."""
     for strategy in module.ops("stg.strategy"):
         for op in strategy.body.ops:
-            if op.name == OffloadOp.name:
+            if isinstance(op.definition, OffloadOp):
                 op.attrs["nodes"] = True
 
 
