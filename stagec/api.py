@@ -3,8 +3,6 @@
 What is listed in `__all__` changes only with a major version. docs/reference/api has examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING

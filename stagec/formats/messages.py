@@ -18,8 +18,6 @@ With each algorithm, all members together send (n-1) times the buffer, twice tha
 (arXiv 1909.10803; NCCL, doc PERFORMANCE.md of nccl-tests).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Literal, NamedTuple
 

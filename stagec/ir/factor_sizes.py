@@ -2,8 +2,6 @@
 loads, and routing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation, Value

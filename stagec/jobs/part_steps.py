@@ -1,7 +1,5 @@
 """The steps of a server whose feed-forward has ranks of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import lcm, prod
 

@@ -4,8 +4,6 @@ All have a physical meaning. The defaults, for constants that a text does not st
 figures of similar devices.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """Figures of machine texts: quantities with units and sources."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

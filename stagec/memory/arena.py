@@ -1,8 +1,6 @@
 """Offsets of the buffers of a step: placement requests in the order of the step, and the places at
 which an allocator model puts them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from stagec.memory.placement import MODELS, Arena, PlacementRequest, place

@@ -1,7 +1,5 @@
 """Buffers of a step: the memory of one value, its lifetime, and its category."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

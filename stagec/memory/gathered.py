@@ -1,8 +1,6 @@
 """Gathered parameters in a step: where calls receive them, and those that forward keeps for
 backward."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -4,8 +4,6 @@ With `edge` = 2, of 10 iterations 0, 1 and 8, 9 run by themselves, and 2 runs fo
 every third iteration is of another kind, three iterations stand for the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile

@@ -17,8 +17,6 @@ iterations, with an upper bound of their bytes. One microbatch stands for all; e
 runs once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from stagec.ir.core import Operation, Region, Value

@@ -4,8 +4,6 @@ each buffer.
 Views share the buffer of their operand, and so do in-place results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 

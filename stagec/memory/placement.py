@@ -7,8 +7,6 @@ of 20 MiB, and from 10 MiB on each has a segment of its size, rounded to 2 MiB. 
 block that is large enough is split, and free neighbours are joined again.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """The memory plan of a function: the buffers that exist from start to end, and those that its
 actions allocate, keep and free."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Value

@@ -5,8 +5,6 @@ schedule then determines the memory that the other microbatches keep meanwhile. 
 an overlapped pair may both be at their highest moment.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ the sums of gradients over microbatches.
       %r = reduce_scatter(%h)  a collective makes a buffer, which is added to the sum
 """
 
-from __future__ import annotations
-
 from stagec.ir.core import Value
 from stagec.ir_spec.ops.comm import Collective
 from stagec.memory.buffers import Buffer

@@ -5,8 +5,6 @@ All sizes need values. An action is analyzed once for each state of its microbat
 each turn.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The most bytes in use at one of many moments, as an expression: found by numbers if all sizes are
 known, else the maximum of the moments that may be the highest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import lcm
 from operator import ge

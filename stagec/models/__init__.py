@@ -1,8 +1,6 @@
 """The model library: texts as package data, with the default values of their symbols; presets of
 published runs; stacks."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

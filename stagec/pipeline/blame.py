@@ -4,8 +4,6 @@ An exception belongs to a plug-in if code of the plug-in is in its traceback, or
 working for a pass, an op or a schedule of the plug-in (which returned an unusable value).
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import traceback

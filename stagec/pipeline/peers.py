@@ -1,7 +1,5 @@
 """The module of another pod for a pass that meets: one of the job, or a text."""
 
-from __future__ import annotations
-
 from stagec.ir.module import Module
 from stagec.support.diagnostics import error
 from stagec.support.texts import read_text

@@ -10,8 +10,6 @@ by step, for jobs that may be among the best.
     step 3     the memory of the stages of a pipeline
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -2,8 +2,6 @@
 machine and step. Its flags are fixed where the space does not vary them, and further candidates
 where it does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 from typing import Any

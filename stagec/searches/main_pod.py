@@ -1,8 +1,6 @@
 """The main pod of a job, whose flags a search varies. The flags of a part (`--part`) and of a draft
 model (`--draft`) are fixed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import prod
 

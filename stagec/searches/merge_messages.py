@@ -1,7 +1,5 @@
 """Merges messages that differ in their numbers only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 

@@ -1,7 +1,5 @@
 """The neighbours of a job of a search: the jobs that differ from it in one flag."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from stagec.ir_spec.strategy.axes import DATA_AXES

@@ -1,7 +1,5 @@
 """The options of `stagec search`."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The jobs of a space as a table: a row for each job, a column for each flag that may differ."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias

@@ -6,8 +6,6 @@ chunk leads back, through nodes of the chunk, to its first computation. No other
 chunk can then make it shorter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Turns the options of a search into questions: one for each machine, number of ranks and batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import product

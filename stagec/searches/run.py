@@ -1,8 +1,6 @@
 """A search over one space on one machine: lists its points, bounds them, and evaluates the
 promising ones."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """The page of `stagec search --html`: charts and tables of the evaluated strategies, in which each
 mark is linked with its row."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

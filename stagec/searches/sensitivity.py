@@ -1,8 +1,6 @@
 """Further reports of a search: the neighbours of the best strategy, the one nearest to the memory
 limit, and how the best one depends on figures of the machine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The space of a search: values of knobs, the default space of a model, and the jobs of its
 points."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet

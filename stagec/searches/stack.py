@@ -5,8 +5,6 @@ given. Statements of the stack without a flag, or with one that needs experts, a
 strategy by the compiler, as for any job.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Each value is tried on the best job on its own, then all that helped at once. Fl
 user gave values are not tried.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter

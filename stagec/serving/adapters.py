@@ -6,8 +6,6 @@ least recently used adapter is evicted (lora/model_manager.py, `LRUCacheLoRAMode
 step that begins the request waits until its adapter has been loaded from the host.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass, field
 

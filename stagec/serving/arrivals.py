@@ -10,8 +10,6 @@ deviation S of the logarithm, rounded up). `lengths` names a file of requests: e
 is drawn, prompt and output together.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence

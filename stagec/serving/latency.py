@@ -1,8 +1,6 @@
 """Latencies that users of a server see: times to first tokens and between tokens, over the
 requests that were served."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil

@@ -15,8 +15,6 @@ Pinedo, Scheduling, section 6.1):
     end(n) = max(begin(n) + time(n), end(n - 1) + pace(n))
 """
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A replica whose steps a policy of a plug-in plans (`stagec.serving.policy`)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

@@ -13,8 +13,6 @@ of SGLang with `write_back` (srt/mem_cache/hiradix_cache.py) and the offloading 
 (distributed/kv_transfer/kv_connector/v1/offloading) work in this way.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

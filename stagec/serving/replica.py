@@ -6,8 +6,6 @@ sequences that decode grow by a token a step, so `Batch` keeps only their number
 contexts, the step at which each ends, and how many begin a page in each step.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar

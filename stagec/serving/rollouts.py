@@ -11,8 +11,6 @@ section 2.6.2), and new ones. It ends when `quota` of them are done, which are t
     begin(i + 1) = max(e(i), trained(i - ahead)), and `update` later where weights are new by then
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from stagec.serving.served import ServedRequest

@@ -1,7 +1,5 @@
 """Routing policies: which replica of a server gets a request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from stagec.serving.replica import Replica

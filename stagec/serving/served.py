@@ -1,7 +1,5 @@
 """The state of a request in a server, of the steps of a replica in flight, and its counters."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ Steps in which sequences only decode are one event until a sequence ends, pages 
 arrives that can be admitted; the sum of their times is exactly that of single steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush

@@ -1,7 +1,5 @@
 """The times of the steps of a server, as linear functions of the cached tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,7 +1,5 @@
 """A server whose steps are recorded, of groups of ranks that step together."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Cautions about a step time, which every output shows: constants of a machine that were never
 measured, and groups that cross a level of the network without need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from stagec.ir_spec.strategy.kernels import DEVICE, UNFUSED

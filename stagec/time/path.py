@@ -1,7 +1,5 @@
 """The critical path of a step: the chain of nodes of which each starts when the one before ends."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -7,8 +7,6 @@ pod, a message arrives at all of them when it arrives at the last one.
     main                                    e at 50, forward, backward 50..130, send the gradient
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate

@@ -7,8 +7,6 @@ pods) and copies share one stream. A blocking collective occupies the stream of 
 and the compute stream.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final

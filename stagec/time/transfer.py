@@ -1,8 +1,6 @@
 """The time of messages from one pod to another. Each pod begins on a node of its own, so messages
 between pods cross the network."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

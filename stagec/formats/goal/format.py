@@ -8,8 +8,6 @@ differ between ranks are padded with zeros to the same width; the reader parses 
 numbers. Binary is little endian, and an edge is stored with the operation that is waited for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

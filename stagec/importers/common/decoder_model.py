@@ -4,8 +4,6 @@ The reader of a family creates a `DecoderModel`, reads sizes and keys by it, and
 and one feed-forward block for each layer to `stack`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

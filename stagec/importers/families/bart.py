@@ -1,7 +1,5 @@
 """Encoders with decoders of the same structure: BART and its variants, Whisper."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

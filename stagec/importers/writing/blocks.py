@@ -4,8 +4,6 @@ Each block maps the normalized stream of width D to the values that are added to
 adds it to a text and returns its name. Norms belong to the layers (`stack`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol

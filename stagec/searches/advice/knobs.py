@@ -4,8 +4,6 @@ A change keeps the work (the model and the global batch) and the number of ranks
 the mesh grows, the data-parallel axis shrinks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod

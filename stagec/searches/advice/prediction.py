@@ -9,8 +9,6 @@ effect of a size that was not compiled is interpolated linearly between the two 
     corrected             all that go further than these two: x 73/45
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeAlias
 

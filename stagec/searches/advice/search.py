@@ -7,8 +7,6 @@ budget is spent. Every suggestion was compiled: a wrong expectation can only mis
 Jobs are compiled by the caller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby

@@ -1,8 +1,6 @@
 """Suggestions for a job that does not fit, printed on stderr: runs the search of `advice` with
 worker processes that compile, and prints its answer."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

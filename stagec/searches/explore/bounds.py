@@ -12,8 +12,6 @@ space is such a probe in more stages and microbatches, so it takes at least
 No model of ops, machines or placements is repeated here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

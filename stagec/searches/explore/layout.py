@@ -1,8 +1,6 @@
 """The layout of a step by the schedule of its pipeline: the layers that each rank runs, and those
 whose activations it keeps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

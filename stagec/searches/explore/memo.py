@@ -6,8 +6,6 @@
 A point of a space differs from the one before it in few values, so most answers are known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 

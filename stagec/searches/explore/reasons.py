@@ -1,7 +1,5 @@
 """Why one strategy is slower than another: the difference of two steps by category of time."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 

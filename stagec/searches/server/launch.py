@@ -5,8 +5,6 @@ Flags are those of vLLM (`vllm serve --help`, `vllm-router`), SGLang (`sglang.la
 `trtllm-serve disaggregated`).
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from abc import ABC, abstractmethod

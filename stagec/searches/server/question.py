@@ -1,7 +1,5 @@
 """Turns the options of a search for servers into a question."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

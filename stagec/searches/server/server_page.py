@@ -1,7 +1,5 @@
 """The page of a search for servers, and its chart of tokens per rank over tokens per user."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

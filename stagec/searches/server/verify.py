@@ -1,8 +1,6 @@
 """Verifies the best servers over time: a closed loop with as many concurrent requests as the
 server's steady state has, in which, unlike there, requests may wait."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -10,8 +10,6 @@ while collectives that were issued before it run at the same time.
 This module is a specification for readers and tests: `loop` gives the same times faster.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ next phase. The time by which it exceeds its device becomes gaps before kernels 
 If a host waits for each kernel, all its time becomes gaps: 1300 + 1900.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 

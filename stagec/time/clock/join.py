@@ -1,8 +1,6 @@
 """Which classes of a job meet: the classes that send to a class, and the members of its
 collectives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from stagec.ir.expr import evaluate

@@ -5,8 +5,6 @@ the nodes run on: a computation takes effect together with the nodes issued sinc
 before it. The peak is therefore that of `Events.peak`, on every machine.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Calls the loop of the clock: the compiled module for integers of 64 bits in arrays; the Python
 source where it was not compiled, and for larger integers."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

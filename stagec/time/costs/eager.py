@@ -14,8 +14,6 @@ computes the offset of each element (ATen/native/cuda/CUDALoops.cuh: `launch_leg
 a processor (`efficiency.memory.places`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -11,8 +11,6 @@ for 1, 2, 4, 8 and 10 billion elements on two Xeon 8168 of six channels of DDR4-
 With 28 bytes that is 0.36 to 0.50 of the bandwidth; the median is taken.
 """
 
-from __future__ import annotations
-
 from stagec.machines import Machine
 
 SHARE = 0.43

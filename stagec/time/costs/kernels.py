@@ -5,8 +5,6 @@ numbers or numpy arrays. docs/accuracy.md compares them with measured tables;
 `stagec.machines.kernel_efficiency` defines their constants.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, TypeAlias

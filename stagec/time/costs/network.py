@@ -10,8 +10,6 @@ A worked example: an all_reduce of B bytes over 32 ranks, 8 in each of 4 nodes, 
     time        the least over algorithms and protocols
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

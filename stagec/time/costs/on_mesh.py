@@ -3,8 +3,6 @@
 These hold for all sizes of a job, and distances for all machines with the same network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np

@@ -10,8 +10,6 @@
 Rows that are left out affect nothing but the number of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -5,8 +5,6 @@ The fitted model is `costs.network` itself. The coordinates of the search are th
 constants, and the logits of shares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -5,8 +5,6 @@ gradients: `simplex` needs none. Times of collectives are smooth and have some t
 too many for a simplex: `least_squares` follows their slopes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

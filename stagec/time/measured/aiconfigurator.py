@@ -7,8 +7,6 @@ kernel: products of f8e4m3 and f4e2m1 quantize their left operand first, attenti
 and values to a cache. The package is licensed under Apache-2.0; nothing of it is copied here.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

@@ -12,8 +12,6 @@ may begin with comment lines. JSON is a list of objects with the same names, and
 of integers. Times are medians; a kernel with several rows has their median.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -4,8 +4,6 @@ The table is chosen by kind, type and mask; in it a kernel is matched exactly, i
 measured neighbours, or not found.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
