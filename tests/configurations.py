@@ -432,6 +432,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "key_multiplier": (0.5, 0.25),
         "mlp_multipliers": ([0.5, 0.25],),
     },
+    "nemotron_h": {"moe_latent_size": (4, None)},
     "kimi_linear": {
         "moe_renormalize": (True, False),
         "mla_use_nope": (True, False),

@@ -65,7 +65,7 @@ def read_falcon_h1(config: Config) -> ModelText:
     config.skip("mamba_norm_before_gate")
     config.only("mamba_use_mlp", True)
     config.only("attn_layer_indices")
-    config.skip("num_logits_to_keep")
+    config.skip("num_logits_to_keep", "mlp_expansion_factor")
     mamba = replace(mamba, scales=_multipliers(config, "ssm_multipliers", 5))
     by = config.ratio("key_multiplier", default=1)
     scale = times(by) if by != 1 else ""

@@ -217,11 +217,14 @@ def read_hunyuan(config: Config) -> ModelText:
 
 
 def skip_hunyuan(config: Config) -> None:
-    """Check the keys of the releases for features that are turned off."""
+    """Check the keys of the releases for features that are turned off, and ignore those of images
+    that releases of texts have."""
     config.fixed(position_embedding_xdrope=False, use_rotary_pos_emb=True)
     config.skip("cla_share_factor", "class_num", "dense_list", "pool_type", "org_vocab_size")
     config.skip("im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "text_start_id")
     config.skip("text_end_id", "num_media_embeds", "attention_head_dim", "head_dim")
+    config.skip("skip_cls_token", "video_start_id", "video_end_id", "xdrope_section")
+    config.skip(*(key for key in config.members if key.startswith(("vit_", "anyres_"))))
 
 
 @reads("Helium", "helium", features="biases by keys")

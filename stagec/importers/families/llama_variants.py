@@ -95,6 +95,12 @@ def read_minicpm(config: Config) -> ModelText:
     )
     depth = config.ratio("scale_depth", default=1)
     config.only("num_experts", 0)
+    config.skip("mup_denominator")  # of draft models, whose depth is not theirs
+    sparse = config.section("sparse_config")
+    if sparse is not None:
+        longest = sparse.size("dense_len", default=8192)
+        message = f"Left out: attention to selected blocks beyond {longest} tokens of a sequence."
+        model.text.notes.append(message)
     block = FeedForward(model.activation())
     return model.stack(mixer, block, decoder, scale=depth / root(model.count))
 

@@ -193,8 +193,8 @@ def read_nemotron_h(config: Config) -> ModelText:
     mamba = read_mamba2(config, model.text, _NEMOTRON_KEYS, heads=128, groups=8, norm="groups")
     mamba = replace(mamba, bias=mamba.bias or model.flag("mamba_proj_bias"))
     config.only("mamba_hidden_act", "silu")
-    config.only("moe_latent_size")
     config.skip("moe_shared_expert_overlap", "mtp_layers_block_type", "mamba_dt_init_floor")
+    config.skip("mtp_hybrid_override_pattern", "moe_latent_size")
     config.skip("rope_theta", "partial_rotary_factor")
     config.skip("mamba_ssm_cache_dtype", "sliding_window", "attn_layer_indices")
     act = config.word("mlp_hidden_act", among=("relu2", "silu", "gelu"), default="relu2")
@@ -228,7 +228,12 @@ def _nemotron_experts(model: DecoderModel, act: str) -> Block:
     if config.count("n_shared_experts", default=1):
         model.size("F_shared", "moe_shared_expert_intermediate_size", default=7688)
         shared = FeedForward(act, gated=False)
-    return replace(mixture, route=route, choice_bias="state", gated=False, shared=shared)
+    narrow = config.has("moe_latent_size")
+    if narrow:
+        model.size("U", "moe_latent_size")
+        config.only("mlp_bias", False)
+    mixture = replace(mixture, choice_bias="state", gated=False, shared=shared)
+    return replace(mixture, route=route, narrow=narrow)
 
 
 def _pattern(config: Config, count: int) -> str:

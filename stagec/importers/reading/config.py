@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import TypeGuard, TypeVar
 
 from stagec.importers.reading.json_text import Json, JsonText, Member, Object
-from stagec.importers.reading.keys import OFF, SIZES, has_no_effect
+from stagec.importers.reading.keys import OF_SECTIONS, OFF, SIZES, has_no_effect
 from stagec.ir.expr import MAX_INTEGER
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, DiagnosticList, error
 from stagec.support.source import FileLoc
@@ -288,7 +288,9 @@ class Config:
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
         at = self._members[key].value_at
-        return Config(self._text, value, f"{self._where}{key}.", at, self._ignored)
+        inner = Config(self._text, value, f"{self._where}{key}.", at, self._ignored)
+        inner.skip(*OF_SECTIONS.get(key, ()))
+        return inner
 
     def merge(self, *keys: str) -> None:
         """Add the members of the objects in these keys to this one, unless it has the same key."""

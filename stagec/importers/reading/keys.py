@@ -27,7 +27,7 @@ _EXECUTION = (
 _TOKENS = (
     "bad_words_ids suppress_tokens begin_suppress_tokens forced_decoder_ids pad_token pad_id "
     "add_bos_token add_eos_token prefix tokenizer_name padding_idx predict_special_tokens "
-    "image_seq_length"
+    "image_seq_length ignore_index"
 )
 #: Regularisation: texts only have rates of dropout (docs/models.md).
 _DROPOUT = "drop_path_rate token_dropout"
@@ -60,6 +60,11 @@ _GENERATION = (
     "stop_strings penalty_alpha guidance_scale epsilon_cutoff eta_cutoff encoder_repetition_penalty"
 )
 
+#: Keys of towers that every configuration class has, or that only processors of media read.
+OF_SECTIONS = dict.fromkeys(
+    ("vision_config", "audio_config"), ("tie_word_embeddings", "video_seq_length")
+)
+
 #: The values of keys that turn a feature off, or that all families have which do not read the key.
 OFF: dict[str, tuple[object, ...]] = {
     "add_cross_attention": (False,),
@@ -73,6 +78,7 @@ OFF: dict[str, tuple[object, ...]] = {
     "final_logit_softcapping": (0,),
     "is_decoder": (True, False),
     "is_encoder_decoder": (False,),
+    "language_model_only": (False,),
     "add_classification_head": (False,),
     "compression_ratio": (1,),
     "lm_head_bias": (False,),

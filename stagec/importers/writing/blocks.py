@@ -234,8 +234,9 @@ class Experts:
     that only affects the choice, if there is one; `router_bias` adds a bias to the logits.
     `statics` are parameters of the activation; with `bias` both products of an expert have one.
     With `scaled_inputs` the input of an expert is multiplied by its weight, in place of its result,
-    and T is 1. `shared` is a block of width F_shared for all tokens; with `shared_gate` it is
-    multiplied by its own sigmoid for each token.
+    and T is 1. If `narrow`, experts work on a projection of the width U. `shared` is a block of
+    width F_shared for all tokens; with `shared_gate` it is multiplied by its own sigmoid for each
+    token.
     """
 
     route: tuple[str, ...] = ("normalize",)
@@ -248,12 +249,13 @@ class Experts:
     scaled_inputs: bool = False
     shared: FeedForward | None = None
     shared_gate: bool = False
+    narrow: bool = False
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
         text.assume("E >= T")
-        symbols = "D M E T F_shared" if self.shared else "D M E T"
-        return text.use("moe", symbols, *self._options())
+        symbols = ["D M E T", *["F_shared"] * bool(self.shared), *["U"] * self.narrow]
+        return text.use("moe", " ".join(symbols), *self._options())
 
     def _options(self) -> Iterator[str]:
         op, form = ACTIVATIONS[self.activation]
@@ -267,5 +269,6 @@ class Experts:
         yield from [f"form = ({', '.join(statics)})"] if statics else []
         yield from ["bias"] if self.bias else []
         yield from ["weighted = inputs"] if self.scaled_inputs else []
+        yield from ["narrow"] if self.narrow else []
         if self.shared:
             yield "shared = gated" if self.shared_gate else "shared"
