@@ -68,10 +68,10 @@ class OptimizerOp(Statement):
     | `sgd`       | none, with the flag `momentum` one                                |
 
     The master copy of `stg.dtypes` is additional. With `foreach`, AdamW needs memory for the roots
-    of all second moments at once; with `for_loop`, for two tensors of the size of one parameter,
-    also for the parameters that Muon leaves to AdamW. Adafactor and Muon process one tensor at a
-    time. With `in_backward`, each gradient is freed as soon as it is used: there is no norm of all
-    gradients, and only one microbatch.
+    of all second moments at once; with `for_loop`, for two tensors of the size of one parameter
+    and, in a layer, the denominator of the previous one, also for the parameters that Muon leaves
+    to AdamW. Adafactor and Muon process one tensor at a time. With `in_backward`, each gradient is
+    freed as soon as it is used: there is no norm of all gradients, and only one microbatch.
 
     With `offloaded = host` the CPU updates states where `stg.offload` keeps them, as
     DeepSpeedCPUAdam does (deepspeed, ops/adam/cpu_adam.py). Their copies are no nodes, and the

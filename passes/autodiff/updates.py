@@ -112,6 +112,7 @@ class Optimizer:
         self._module, self._strategy, self._assumptions = module, strategy, assumptions
         rule = strategy.optimizer
         self.kind, self.form, self.loc = rule.kind, rule.form, rule.loc
+        self._denominator: Value | None = None
 
     @property
     def by_slices(self) -> bool:
@@ -205,7 +206,8 @@ class Optimizer:
         return _single(b, "stg.adam8bit", t, ("m", "v", "m_scale", "v_scale"), t.flags | blocks)
 
     def _adam_kernels(self, b: Builder, t: TrainedTensor) -> Updated:
-        """torch/optim/adam.py: _multi_tensor_adam and _single_tensor_adam."""
+        """torch/optim/adam.py: _multi_tensor_adam and _single_tensor_adam, whose variable `denom`
+        has the denominator of the previous tensor until that of the next one exists."""
         m, v, name = t.kept["m"], t.kept["v"], t.param.name
         op = b.op("stg.adam_moments", [t.grad, m, v, *t.clips], names=_names(m, v))
         m, v = op.results
@@ -214,6 +216,11 @@ class Optimizer:
         yield
         place: dict[str, RawAttr] = {"in_place": True} if self.form == "foreach" else {}
         below = b.value("stg.adam_denominator", [root], place, hint=f"{name}_denominator")
+        if self.form == "for_loop":
+            last, self._denominator = self._denominator, below
+            inside = below.region is not self._module.main.body  # a table is behind a small tensor
+            if last is not None and last.region is below.region and inside:
+                b.op("stg.discard", [last], types=())
         yield
         master = [t.kept[MASTER]] if MASTER in t.kept else []
         names = _names(t.param, *master)
