@@ -192,10 +192,11 @@ class Template:
             [n.tag for n in messages],
             [len(numbers) if stream is None else numbers[stream] for stream in within],
             [tag_step(n.op) for n in messages],
+            sources,
+            places,
+            np.repeat([0, 1], [len(deps), len(after)]),
         )
-        control = np.repeat([0, 1], [len(deps), len(after)])
-        arrays = (np.array(column, dtype=np.int64) for column in columns)
-        return NodeColumns(*arrays, sources, places, control)
+        return NodeColumns(*(np.array(column, dtype=np.int64) for column in columns))
 
     def place(self, node: Node) -> int:
         """The index of a node, or of a placeholder, in the table."""
@@ -308,7 +309,7 @@ def edge_ends(template: Template, instances: Sequence[StepInstance], bases: Ints
             rows.setdefault(instance.inputs, []).append(row)
         for inputs, mine in rows.items():
             handles = inputs.handles([instances[row] for row in mine])
-            ends[np.ix_(mine, given)] = handles[:, places[given]]
+            ends[np.array(mine)[:, None], given] = handles[:, places[given]]
     return ends
 
 

@@ -181,11 +181,8 @@ class Stepper(Unroller):
                 for receive in posted(_kind(action, 0)):
                     self._step(receive, (action.microbatch,), made)
             place += len(step)
-            if len(step) == 1:
-                numbers, mine = (step[0].microbatch,), parts(_kind(step[0], 0))
-            else:
-                numbers = tuple(dict.fromkeys([action.microbatch for action in step]))
-                mine = parts(*[_kind(a, numbers.index(a.microbatch)) for a in step])
+            numbers = [*dict.fromkeys([action.microbatch for action in step])]
+            mine = parts(*[_kind(action, numbers.index(action.microbatch)) for action in step])
             if mine.parts:
                 self._step(mine, numbers, made)
         return made
