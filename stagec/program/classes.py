@@ -30,7 +30,7 @@ from stagec.program.nodes import Program
 from stagec.program.sizes import Layered
 from stagec.program.stepper import Order, Templates
 from stagec.program.unroll import unroll
-from stagec.schedule.attached import StageRows, joined_axis, stages_of
+from stagec.schedule.attached import actions_of, joined_axis, receives_of, stages_of
 
 #: What a graph is unrolled with.
 _Given = tuple[Mapping[str, int], Order, Mapping[Channel, int], Layered | None, Templates]
@@ -41,8 +41,8 @@ class RankClass:
     """The ranks that run a graph: those at `coords`.
 
     `env` contains the values of symbols, `inner` the coordinates that sizes depend on, `channels`
-    the numbers of all message streams of the job, `rows` the actions of each stage, `templates` the
-    steps that are already unrolled with these sizes.
+    the numbers of all message streams of the job, `templates` the steps that are already unrolled
+    with these sizes.
     """
 
     module: Module
@@ -52,7 +52,6 @@ class RankClass:
     inner: Mapping[str, int]
     channels: Mapping[Channel, int]
     loads: Loads
-    rows: StageRows
     templates: Templates
 
     @property
@@ -74,11 +73,11 @@ class RankClass:
 
     def given(self) -> _Given:
         """The arguments of `unroll` after the graph and the name."""
-        where = self.graph, self.stage
+        where = self.module, self.graph, self.stage
         joined = joined_axis(self.module, self.graph)
         stages = stages_of(self.graph)
         slot = stages.index(self.stage) if stages else 0
-        order = Order(self.rows.actions(*where), self.rows.receives(*where), joined, slot)
+        order = Order(actions_of(*where), receives_of(*where), joined, slot)
         loads = Layered(partial(self.loads.at, self.coords), slot) if self.loads else None
         return self.env, order, self.channels, loads, self.templates
 
@@ -117,7 +116,7 @@ def rank_classes(module: Module) -> list[RankClass]:
         )
     env = module.env
     known = dict(plain(env))
-    channels, loads, rows = _channels(graphs), Loads(module), StageRows(module)
+    channels, loads = _channels(graphs), Loads(module)
     classes: list[RankClass] = []
     shared: dict[tuple[tuple[str, int], ...], Templates] = {}
     for graph in graphs:
@@ -132,7 +131,7 @@ def rank_classes(module: Module) -> list[RankClass]:
                 given = TrackedValues(given, env.decisions, inner)
             sizes = tuple((a, i) for a, i in coords.items() if each_alone or a in indices)
             templates = shared.setdefault(sizes, {})
-            shares = channels, loads, rows, templates
+            shares = channels, loads, templates
             classes.append(RankClass(module, graph, coords, given, inner, *shares))
     return sorted(classes, key=lambda c: (c.stage, *c.coords.values()))
 

@@ -6,15 +6,14 @@ collectives, the copies of each direction, the sends to each rank and the receiv
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from stagec.program.buckets import Bucketed, with_buckets
-from stagec.program.groups import crosses_pods, tag_step
-from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of
-from stagec.program.stamp import Inputs, StepInstance, Stream, Template, tables
+from stagec.program.nodes import Ints, Node, Program
+from stagec.program.stamp import Inputs, StepInstance, Template, edge_ends
 
 
 class Columns:
@@ -44,12 +43,12 @@ class Columns:
         inputs: Inputs,
         sources: Sequence[StepInstance | None],
         microbatches: Sequence[int],
-        tags: Mapping[Stream, int],
+        sent: Sequence[int],
     ) -> StepInstance:
         """Add an instance of a template; `inputs` and `sources` say which nodes its placeholders
-        represent."""
+        represent, `sent` how many messages there are before it in each of its streams."""
         template, base = inputs.template, self._next
-        instance = StepInstance(inputs, sources, base, microbatches, tags)
+        instance = StepInstance(inputs, sources, base, microbatches, sent)
         use = self._uses.get(template)
         if use is None:
             use = self._uses[template] = _Use(self.add_prototypes(template.nodes))
@@ -127,22 +126,18 @@ class _Facts:
         bases = np.array([i.base for i in instances], dtype=np.int64)[:, None]
         handles = bases + np.arange(len(nodes))
         self.prototype[handles] = use.first_prototype + np.arange(len(nodes))
+        of = template.columns
         numbers = np.array([[*i.microbatches, 0] for i in instances], dtype=np.int64)
-        deps = [(n, other) for n in nodes for other in n.deps]
-        after = [(n, other) for n in nodes for other in n.after]
-        marks = [marker_of(n.name) for n in nodes]
-        slots = np.array([MICROBATCH.index(m) if m else -1 for m in marks], dtype=np.int64)
-        self.microbatch[handles] = numbers[:, slots]
-        tags = np.array([n.tag for n in nodes], dtype=np.int64)
-        crossing = numbers[:, slots] * np.array([tag_step(n.op) for n in nodes])
-        self.tag[handles] = tags + _tag_offsets(template, instances) + crossing
-        inner = np.array([n.id for each in (deps, after) for n, _ in each], dtype=np.int64)
-        if len(inner):
-            places = [template.place(other) for each in (deps, after) for _, other in each]
-            control = np.repeat([0, 1], [len(deps), len(after)])
-            ends = tables(template, instances)[:, places]
-            row = np.broadcast_to(control, ends.shape)
-            self._parts.append(((bases + inner).ravel(), ends.ravel(), row.ravel()))
+        self.microbatch[handles] = numbers[:, of.slots]
+        if len(of.messages):
+            sent = np.array([[*i.sent, 0] for i in instances], dtype=np.int64)
+            tags = of.tags + sent[:, of.streams] * template.channels
+            tags += numbers[:, of.slots[of.messages]] * of.crossing
+            self.tag[bases + of.messages] = tags
+        if len(of.sources):
+            ends = edge_ends(template, instances, bases)
+            row = np.broadcast_to(of.control, ends.shape)
+            self._parts.append(((bases + of.sources).ravel(), ends.ravel(), row.ravel()))
 
     def edges(self) -> tuple[Ints, Ints, Ints]:
         """All edges as three arrays: the sources, the targets, and 0 for data or 1 for control."""
@@ -181,18 +176,6 @@ def cache_splits(node: Node) -> int:
     other nodes."""
     op = node.op
     return op.integer("splits", 0) if node.kind == "recv" and op is not None else 0
-
-
-def _tag_offsets(template: Template, instances: Sequence[StepInstance]) -> Ints:
-    """The offset of each node's tag in each instance: a row per instance."""
-    column = {stream: i for i, stream in enumerate(template.sent)}
-    streams = [
-        column[template.stream(n)] if n.is_message and not crosses_pods(n.op) else len(column)
-        for n in template.nodes
-    ]
-    rows = [[*i.tags.values(), 0] for i in instances]
-    offsets: Ints = np.array(rows, dtype=np.int64)[:, streams]
-    return offsets
 
 
 def _issued(order: Sequence[Node | StepInstance]) -> Ints:

@@ -19,7 +19,8 @@ import numpy as np
 
 from stagec.ir.core import Operation, Region, Value
 from stagec.program.buckets import Bucketed
-from stagec.program.nodes import Ints, Node, Ref, Stack
+from stagec.program.groups import crosses_pods, tag_step
+from stagec.program.nodes import MICROBATCH, Ints, Node, Ref, Stack, marker_of
 
 #: The shape of a value: None, NODE, or a tuple of the index of a stack's last item and the shapes
 #: of its items.
@@ -119,7 +120,32 @@ class Frontier(NamedTuple):
 NO_FRONT = Frontier((), ())
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class PartValues:
+    """The values that one part of a template produces: the shape of each, and its indices in the
+    table of an instance."""
+
+    values: Sequence[tuple[Shape, Sequence[int]]]
+
+
+class NodeColumns(NamedTuple):
+    """What the nodes of a template have in all instances. `slots` are the indices of their
+    microbatches in the step, -1 without one. `messages` are the nodes with tags: their `tags`, the
+    index of their `stream` in `Template.sent` (behind its end: none), and the number of tags of a
+    microbatch (`crossing`). `sources` and `places` are the ends of all edges, the latter in the
+    table of an instance; `control` is 0 for data, 1 for control."""
+
+    slots: Ints
+    messages: Ints
+    tags: Ints
+    streams: Ints
+    crossing: Ints
+    sources: Ints
+    places: Ints
+    control: Ints
+
+
+@dataclass(eq=False)
 class Template:
     """A step that is unrolled once for all classes that run it.
 
@@ -136,7 +162,7 @@ class Template:
     nodes: list[Node]
     ordered: int
     outside: int
-    made: list[list[tuple[Shape, Sequence[int]]]]
+    made: list[PartValues]
     buckets: list[tuple[int, int | None]]
     sent: Mapping[Stream, int]
     channels: int
@@ -150,9 +176,27 @@ class Template:
         if complete:
             self.front = Frontier.of((self.outside + i, product) for i, product in front)
 
-    def stream(self, node: Node) -> Stream:
-        """The stream of a send or receive of this template."""
-        return node.kind, node.tag % self.channels
+    @cached_property
+    def columns(self) -> NodeColumns:
+        """What its nodes have in all instances."""
+        nodes, numbers = self.nodes, {stream: i for i, stream in enumerate(self.sent)}
+        marks = [marker_of(n.name) for n in nodes]
+        messages = [n for n in nodes if n.is_message]
+        within = (None if crosses_pods(n.op) else (n.kind, n.tag % self.channels) for n in messages)
+        deps = [(n.id, self.place(other)) for n in nodes for other in n.deps]
+        after = [(n.id, self.place(other)) for n in nodes for other in n.after]
+        sources, places = np.array([*deps, *after], dtype=np.int64).reshape(-1, 2).T
+        columns = (
+            [MICROBATCH.index(mark) if mark else -1 for mark in marks],
+            [n.id for n in messages],
+            [n.tag for n in messages],
+            [len(numbers) if stream is None else numbers[stream] for stream in within],
+            [tag_step(n.op) for n in messages],
+            sources,
+            places,
+            np.repeat([0, 1], [len(deps), len(after)]),
+        )
+        return NodeColumns(*(np.array(column, dtype=np.int64) for column in columns))
 
     def place(self, node: Node) -> int:
         """The index of a node, or of a placeholder, in the table."""
@@ -160,16 +204,14 @@ class Template:
 
 
 class Stamped(NamedTuple):
-    """The values that one part of an instance produces. `origin` is the template and the index of
-    the part, equal for all instances of the template."""
+    """The values that one part of an instance produces."""
 
     instance: StepInstance
-    origin: tuple[Template, int]
+    origin: PartValues
 
     def values(self) -> Iterator[StampedValue]:
         """The values of the part, in order."""
-        template, part = self.origin
-        for shape, places in template.made[part]:
+        for shape, places in self.origin.values:
             yield StampedValue(shape, self.instance, places)
 
 
@@ -212,13 +254,13 @@ class Inputs:
 class StepInstance:
     """One use of a template in the program. Its own nodes have the handles from `base` on, its
     `inputs` come from `sources`. Its table contains the handles of its inputs, and then those of
-    its own nodes."""
+    its own nodes. `sent` is the number of earlier messages in each stream of the template."""
 
     inputs: Inputs
     sources: Sequence[StepInstance | None]
     base: int
     microbatches: Sequence[int]
-    tags: Mapping[Stream, int]
+    sent: Sequence[int]
     _nodes: dict[int, Node] | None = None
 
     @property
@@ -256,18 +298,19 @@ class StepInstance:
             yield self.base + place, None if ready is None else self.handle(ready)
 
 
-def tables(template: Template, instances: Sequence[StepInstance]) -> Ints:
-    """The tables of instances of a template: a row per instance."""
-    rows: dict[Inputs, list[int]] = {}
-    for row, instance in enumerate(instances):
-        rows.setdefault(instance.inputs, []).append(row)
-    first, nodes = template.outside, len(template.nodes)
-    table = np.empty((len(instances), first + nodes), dtype=np.int64)
-    for inputs, mine in rows.items():
-        table[mine, :first] = inputs.handles([instances[row] for row in mine])
-    bases = np.array([i.base for i in instances], dtype=np.int64)[:, None]
-    table[:, first:] = bases + np.arange(nodes)
-    return table
+def edge_ends(template: Template, instances: Sequence[StepInstance], bases: Ints) -> Ints:
+    """The handles to which the edges of instances of a template lead: a row per instance. `bases`
+    is the column of their first handles."""
+    places, first = template.columns.places, template.outside
+    ends: Ints = bases + (places - first)
+    if (given := np.flatnonzero(places < first)).size:
+        rows: dict[Inputs, list[int]] = {}
+        for row, instance in enumerate(instances):
+            rows.setdefault(instance.inputs, []).append(row)
+        for inputs, mine in rows.items():
+            handles = inputs.handles([instances[row] for row in mine])
+            ends[np.array(mine)[:, None], given] = handles[:, places[given]]
+    return ends
 
 
 T = TypeVar("T")
@@ -348,7 +391,7 @@ def make_template(
         node.id = place
     template = Template(nodes, len(ordered), outside, [], [], sent, channels)
     for values in made:
-        template.made.append([(shape_of(r), _places(template, r)) for r in values])
+        template.made.append(PartValues([(shape_of(r), _places(template, r)) for r in values]))
     for cut in bucketed:
         for node, ready in zip(cut.nodes, cut.ready, strict=True):
             template.buckets.append((node.id, None if ready is None else template.place(ready)))

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 
 from stagec.ir.alike import captured
@@ -26,12 +26,12 @@ from stagec.program.stamp import (
     NO_FRONT,
     Frontier,
     Inputs,
+    PartValues,
     Placeholders,
     RegionUse,
     Shape,
     Stamped,
     StepInstance,
-    Stream,
     Template,
     TemplatePart,
     build,
@@ -51,12 +51,11 @@ Templates = dict[Hashable, Template]
 #: An action without its microbatch (kind, chunk, split), and the index of its microbatch in the
 #: step.
 _Kind = tuple[Kind, int, bool, int]
-_NO_TAGS: Mapping[Stream, int] = {}
 _NOTHING: Mapping[RegionUse, Stamped] = {}
 _OUTSIDE = None, None
-#: The origin of a value: None if it comes from outside of the accumulation, INSIDE for the step
-#: itself, or a part of the template of an earlier step.
-Origin = tuple[Template, int] | str | None
+#: Where a value comes from: None if from outside of the accumulation, INSIDE if from the step
+#: itself, else the part of the template of an earlier step.
+_Source = PartValues | str | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,17 @@ class Order:
     receives: Mapping[int, Sequence[Action]] = field(default_factory=dict[int, Sequence[Action]])
     joined: str = ""
     slot: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """The parts of a step. `makers` are the regions that make what these capture: each with the
+    slot of its microbatch, and with the slots in which earlier parts of the step run it.
+    `looks_back` says whether a part may depend on earlier computations."""
+
+    parts: tuple[TemplatePart, ...]
+    makers: Sequence[tuple[int, RegionUse, Sequence[int]]]
+    looks_back: bool
 
 
 class Stepper(Unroller):
@@ -86,6 +96,8 @@ class Stepper(Unroller):
         super().__init__(env, channels, loads, order.joined, order.slot)
         self._steps, self._templates = order, templates
         self.returned: list[Ref] = []
+        #: The instance that contains the frontier; None if it is in several.
+        self._newest: StepInstance | None = None
 
     def take(self, value: Value, name: str, shape: Shape) -> list[str]:
         """Add placeholders for a value of this shape that comes from an earlier step. Returns their
@@ -125,8 +137,9 @@ class Stepper(Unroller):
             seen = RegionUse(region, ends, ends, captured(region))
             made = _Stamps([seen])
             part = TemplatePart(seen, f"{self._prefix}mb{MICROBATCH[0]}/", 0, 0)
+            step = made.step([part])
             for i in range(self._count(op, "count")):
-                self._step((part,), (i,), made)
+                self._step(step, (i,), made)
         # sums are complete with the last microbatch
         for seen, stamp in made.latest.items():
             self._refs.update(zip(seen.results, stamp.values(), strict=True))
@@ -153,23 +166,30 @@ class Stepper(Unroller):
             inside = inside_of(op.body, others)
             receives[which] = RegionUse(op.body, [*arrived.values()], received, inside, others)
         made = _Stamps([*actions.values(), *receives.values()])
-        parts = cache(partial(self._parts, actions))
-        posted = cache(partial(self._parts, receives))
+
+        @cache
+        def parts(*kinds: _Kind) -> _Step:
+            return made.step(self._parts(actions, kinds))
+
+        @cache
+        def posted(kind: _Kind) -> Sequence[_Step]:
+            return [made.step([part]) for part in self._parts(receives, [kind])]
+
         place = 0
         for step in steps(self._steps.actions):
             for action in self._steps.receives.get(place, ()):
-                for part in posted((_kind(action, 0),)):
-                    self._step((part,), (action.microbatch,), made)
+                for receive in posted(_kind(action, 0)):
+                    self._step(receive, (action.microbatch,), made)
             place += len(step)
-            numbers = tuple(dict.fromkeys([action.microbatch for action in step]))
-            kinds = tuple([_kind(action, numbers.index(action.microbatch)) for action in step])
-            if mine := parts(kinds):
+            numbers = [*dict.fromkeys([action.microbatch for action in step])]
+            mine = parts(*[_kind(action, numbers.index(action.microbatch)) for action in step])
+            if mine.parts:
                 self._step(mine, numbers, made)
         return made
 
     def _parts(
         self, regions: Mapping[tuple[str, int], RegionUse], kinds: Sequence[_Kind]
-    ) -> tuple[TemplatePart, ...]:
+    ) -> list[TemplatePart]:
         """The regions that a step of these actions executes."""
         parts: list[TemplatePart] = []
         for which, (kind, chunk, split, slot) in enumerate(kinds):
@@ -179,27 +199,35 @@ class Stepper(Unroller):
                 scope = f"c{first}/" if first else ""
                 prefix = f"{self._prefix}mb{MICROBATCH[slot]}/{scope}"
                 parts.append(TemplatePart(seen, prefix, slot, which))
-        return tuple(parts)
+        return parts
 
-    def _step(
-        self, parts: tuple[TemplatePart, ...], microbatches: Sequence[int], made: _Stamps
-    ) -> None:
+    def _step(self, step: _Step, microbatches: Sequence[int], made: _Stamps) -> None:
         """Execute the regions of one step: add an instance of its template, which is made on first
         use."""
-        instances, origins = made.sources(parts, microbatches)
-        looks_back = True in [part.seen.looks_back for part in parts]
-        last, front = self._front() if looks_back else (None, NO_FRONT)
-        key = parts, origins, front if last is None else last.inputs.template
+        instances, origins = made.sources(step, microbatches)
+        last, front = (self._newest, NO_FRONT) if step.looks_back else (None, NO_FRONT)
+        if last is not None:
+            key: Hashable = step, origins, last.inputs.template
+        else:
+            front = self._front() if step.looks_back else NO_FRONT
+            key = step, origins, front
         instances.append(last)
         inputs = made.known.get(key)
         if inputs is None:
-            inputs = made.known[key] = self._inputs(parts, origins, last, front, made)
-        made.put(parts, microbatches, self._stamp(inputs, instances, microbatches))
+            if last is not None and last.template.front is not None:
+                front = last.template.front
+            inputs = made.known[key] = self._inputs(step.parts, origins, last, front, made)
+        made.put(step.parts, microbatches, self._stamp(inputs, instances, microbatches))
+
+    def _issue(self, node: Node) -> None:
+        if not self._in_template:
+            self._newest = None
+        super()._issue(node)
 
     def _inputs(
         self,
         parts: Sequence[TemplatePart],
-        sources: Sequence[Origin],
+        sources: Sequence[_Source],
         last: StepInstance | None,
         front: Frontier,
         made: _Stamps,
@@ -217,9 +245,8 @@ class Stepper(Unroller):
                 if source == INSIDE:
                     shapes.append(INSIDE)
                     continue
-                if isinstance(source, tuple):
-                    origin, number = source
-                    shape, places = origin.made[number][made.owner[value].places[value]]
+                if isinstance(source, PartValues):
+                    shape, places = source.values[made.owner[value].places[value]]
                 else:
                     which = None
                     shape, places = flat(self._refs.get(value))
@@ -233,18 +260,10 @@ class Stepper(Unroller):
             template = self._templates[key] = self._unrolled(parts, shapes, front.products)
         return Inputs(template, origins)
 
-    def _front(self) -> tuple[StepInstance | None, Frontier]:
-        """The frontier before a step, and the instance that contains it, or None if it is in
-        several."""
-        for thing in reversed(self._order):
-            if not isinstance(thing, StepInstance):
-                break
-            if thing.template.front is not None:
-                return thing, thing.template.front
-            if thing.template.computations:
-                break
+    def _front(self) -> Frontier:
+        """The frontier before a step, as handles."""
         nodes, _ = front_of((handle_of(t, i), product) for t, i, product in self._computations())
-        return None, Frontier.of(nodes)
+        return Frontier.of(nodes)
 
     def _unrolled(
         self, parts: Sequence[TemplatePart], shapes: Sequence[Shape], fronts: Sequence[bool]
@@ -298,13 +317,16 @@ class Stepper(Unroller):
         self, inputs: Inputs, sources: Sequence[StepInstance | None], microbatches: Sequence[int]
     ) -> StepInstance:
         """Add an instance of a template, and count its messages."""
-        template, tags, sent = inputs.template, _NO_TAGS, self._sent
-        if template.sent:
-            tags = {stream: sent[stream] * template.channels for stream in template.sent}
-            for stream, count in template.sent.items():
-                sent[stream] += count
-        instance = self._columns.add_instance(inputs, sources, microbatches, tags)
+        template, sent = inputs.template, self._sent
+        before = [sent[stream] for stream in template.sent]
+        for stream, count in template.sent.items():
+            sent[stream] += count
+        instance = self._columns.add_instance(inputs, sources, microbatches, before)
         self._order.append(instance)
+        if template.front is not None:
+            self._newest = instance
+        elif template.computations:
+            self._newest = None
         if template.buckets:
             self._bucketed.append(instance)
         return instance
@@ -333,35 +355,42 @@ class _Stamps:
             makers = self._makers[seen] = tuple(dict.fromkeys(owners))
         return makers
 
+    def step(self, parts: Sequence[TemplatePart]) -> _Step:
+        """A step of these parts."""
+        makers = [
+            (part.slot, maker, [p.slot for p in parts[:i] if p.seen is maker])
+            for i, part in enumerate(parts)
+            for maker in self.makers(part.seen)
+        ]
+        return _Step(tuple(parts), makers, any(part.seen.looks_back for part in parts))
+
     def sources(
-        self, parts: Sequence[TemplatePart], microbatches: Sequence[int]
-    ) -> tuple[list[StepInstance | None], tuple[Origin, ...]]:
-        """The sources of each part of a step, one per region of `makers`, and their origins."""
+        self, step: _Step, microbatches: Sequence[int]
+    ) -> tuple[list[StepInstance | None], tuple[_Source, ...]]:
+        """The instances that make what a step takes, one for each of its `makers`, and the parts of
+        their templates."""
         instances: list[StepInstance | None] = []
-        origins: list[Origin] = []
-        for i, part in enumerate(parts):
-            mine = self._of.get(microbatches[part.slot], _NOTHING)
-            for maker in self.makers(part.seen):
-                before = [p.slot for p in parts[:i] if p.seen is maker] if i else ()
-                if before and (part.slot in before or maker not in mine):
-                    source: Stamped | tuple[None, str | None] = None, INSIDE
-                else:
-                    source = mine.get(maker) or self.latest.get(maker) or _OUTSIDE
-                instances.append(source[0])
-                origins.append(source[1])
+        origins: list[_Source] = []
+        for slot, maker, before in step.makers:
+            mine = self._of.get(microbatches[slot], _NOTHING)
+            if before and (slot in before or maker not in mine):
+                source: Stamped | tuple[None, str | None] = None, INSIDE
+            else:
+                source = mine.get(maker) or self.latest.get(maker) or _OUTSIDE
+            instances.append(source[0])
+            origins.append(source[1])
         return instances, tuple(origins)
 
     def put(
         self, parts: Sequence[TemplatePart], microbatches: Sequence[int], instance: StepInstance
     ) -> None:
         """Record the values of the parts of a step."""
-        template = instance.inputs.template
-        for i, part in enumerate(parts):
-            stamp, number = Stamped(instance, (template, i)), microbatches[part.slot]
+        for part, origin in zip(parts, instance.inputs.template.made, strict=True):
+            number = microbatches[part.slot]
             mine = self._of.get(number)
             if mine is None:
                 mine = self._of[number] = {}
-            self.latest[part.seen] = mine[part.seen] = stamp
+            self.latest[part.seen] = mine[part.seen] = Stamped(instance, origin)
 
 
 def _kind(action: Action, slot: int) -> _Kind:

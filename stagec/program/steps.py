@@ -171,7 +171,7 @@ def _stepped(
     stages: tuple[int, int, int],
 ) -> SteppedClass:
     c = steps[0]
-    own = c.module, c.graph, coords, c.env, c.inner, c.channels, c.loads, c.rows, c.templates
+    own = c.module, c.graph, coords, c.env, c.inner, c.channels, c.loads, c.templates
     return SteppedClass(*own, steps, sequel, stages)
 
 

@@ -1,6 +1,6 @@
 """The schedules of the functions, or of the lowered graphs, of pipeline stages."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
@@ -10,7 +10,7 @@ from stagec.ir.opdef import Registry
 from stagec.schedule.action import Action, Placement, RankActions
 from stagec.schedule.base import Schedule
 from stagec.schedule.costs import UNIT
-from stagec.schedule.messages import Content, contents_sent, receives_before, senders
+from stagec.schedule.messages import contents_sent, receives_before, senders
 from stagec.schedule.registry import find_schedule
 from stagec.schedule.simulate import replay
 
@@ -38,45 +38,21 @@ def accumulation_of(op: Operation) -> Operation | None:
 
 def actions_of(module: Module, op: Operation, stage: int) -> RankActions:
     """The actions of a stage in order; () if its function or graph is not scheduled."""
-    return StageRows(module).actions(op, stage)
+    loop = accumulation_of(op)
+    if loop is None:
+        return ()
+    name, *sizes = _sizes(module, op, loop)
+    return _rank_actions(schedule_of(module.registry, name), stage, *sizes)
 
 
 def receives_of(module: Module, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
     """Maps the position of the first action of a step to the actions whose receives are posted
     before it, in the order in which their messages are sent."""
-    return StageRows(module).receives(op, stage)
-
-
-class StageRows:
-    """The actions and messages of the stages of a module; those of each stage are cached."""
-
-    def __init__(self, module: Module) -> None:
-        self._module = module
-        self._sent: dict[Hashable, Mapping[int, Sequence[Content]]] = {}
-
-    def actions(self, op: Operation, stage: int) -> RankActions:
-        """The actions of a stage in order; () if its function or graph is not scheduled."""
-        loop = accumulation_of(op)
-        return () if loop is None else self._row(op, loop, stage)
-
-    def receives(self, op: Operation, stage: int) -> Mapping[int, Sequence[Action]]:
-        """Maps the position of the first action of a step to the actions whose receives are posted
-        before it, in the order in which their messages are sent."""
-        loop, placement = accumulation_of(op), placement_of(self._module, op)
-        if loop is None or placement is None:
-            return {}
-        sent: dict[int, Sequence[Content]] = {}
-        for peer in senders(stage, placement):
-            row = self._row(op, loop, peer)
-            key = peer, *_sizes(self._module, op, loop)
-            if key not in self._sent:
-                self._sent[key] = contents_sent(peer, row, placement)
-            sent[peer] = self._sent[key].get(stage, ())
-        return receives_before(stage, self._row(op, loop, stage), sent, placement)
-
-    def _row(self, op: Operation, loop: Operation, stage: int) -> RankActions:
-        name, *sizes = _sizes(self._module, op, loop)
-        return _rank_actions(schedule_of(self._module.registry, name), stage, *sizes)
+    loop = accumulation_of(op)
+    if loop is None:
+        return {}
+    name, *sizes = _sizes(module, op, loop)
+    return _receives(schedule_of(module.registry, name), stage, *sizes)
 
 
 def _sizes(module: Module, op: Operation, loop: Operation) -> tuple[str, int, int, int]:
@@ -92,6 +68,17 @@ def _rank_actions(
     """The actions of a stage, cached because compiles and similar jobs need them repeatedly."""
     schedule.check(stages, microbatches, chunks)
     return tuple(schedule.rank_actions(stage, stages, microbatches, chunks))
+
+
+@lru_cache(16)
+def _receives(
+    schedule: Schedule, stage: int, stages: int, microbatches: int, chunks: int
+) -> Mapping[int, Sequence[Action]]:
+    """The receives of a stage, cached like its actions."""
+    placement, sizes = schedule.placement(stages, chunks), (stages, microbatches, chunks)
+    rows = {peer: _rank_actions(schedule, peer, *sizes) for peer in senders(stage, placement)}
+    sent = {p: contents_sent(p, row, placement).get(stage, ()) for p, row in rows.items()}
+    return receives_before(stage, _rank_actions(schedule, stage, *sizes), sent, placement)
 
 
 def placement_of(module: Module, op: Operation) -> Placement | None:
