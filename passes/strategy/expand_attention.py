@@ -168,7 +168,12 @@ def expand_attention(
     given_type = sinks or not eager or op.flag("given_type")
     wide = scores if given_type else cast_to(b, scores, "f32")
     kind = "stg.sink_softmax" if sinks else "stg.softmax"
+    if sinks and shared:  # each head has its own
+        wide = b.value("stg.reshape", [wide], {"spec": "bgrst->b(gr)st"}, hint=wide.name)
     shares = b.value(kind, [wide, *sinks], given, hint=f"{name}_p")
+    if sinks and shared:
+        split = {"spec": "b(gr)st->bgrst", "factors": ("g",), "sizes": (groups,)}
+        shares = b.value("stg.reshape", [shares], split, hint=shares.name)
     shares = cast_to(b, shares, scores.tensor.dtype)
     if drops is not None:
         names = [f"{shares.name}_left", f"{shares.name}_mask"]
