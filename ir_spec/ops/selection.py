@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stagec.ir.builder import Builder
+from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ZERO, Expr, same
 from stagec.ir.numeric import NumericContext
@@ -56,8 +56,10 @@ class Slice(OpDef):
         return x if same(x.tensor.shape[op.integer("dim", 0)], op.expr("size")) else None
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        size = op.operands[0].tensor.shape[op.integer("dim", 0)]
-        return gradients(b, op, grads, {"size": size}, by="stg.pad")
+        attrs: dict[str, RawAttr] = {"size": op.operands[0].tensor.shape[op.integer("dim", 0)]}
+        if not op.flag("again"):
+            attrs["start"] = op.expr("start", ZERO)  # a part, not a view without padding
+        return gradients(b, op, grads, attrs, by="stg.pad")
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         d = op.integer("dim", 0)

@@ -41,10 +41,11 @@ class Autocast(Pass):
     """Cast the operands of products to the type of `stg.autocast`, those of other ops to f32 where
     they differ.
 
-    A parameter is cast once per region, an activation once for each product that takes it. The bias
-    of a product is cast like its operands, because both are one call. Products that are parts of
-    one product share a cast. For a packed parameter the activation is cast once for each parameter
-    in it. A compiler that fuses element-wise ops (`stg.fusion`) casts each value once. A model that
+    A parameter is cast once per region, an activation once for each product that takes it. Operands
+    are cast last to first, so backward casts the gradient of the activation first. The bias of a
+    product is cast like its operands, because both are one call. Products that are parts of one
+    product share a cast. For a packed parameter the activation is cast once for each parameter in
+    it. A compiler that fuses element-wise ops (`stg.fusion`) casts each value once. A model that
     computes in 16 bits is not changed.
 
     Before:
@@ -63,8 +64,8 @@ class Autocast(Pass):
           stg.autocast[on]
         }
         stg.func @f(%x: f32[B, S, D], %w: f32[D, D | param]) -> f32[B, S, D] {
-          %x_bf16 = stg.cast[bf16](%x) : bf16[B, S, D]
           %w_bf16 = stg.cast[bf16](%w) : bf16[D, D]
+          %x_bf16 = stg.cast[bf16](%x) : bf16[B, S, D]
           %y = stg.einsum["bsd,de->bse"](%x_bf16, %w_bf16) : bf16[B, S, D]
           %y_f32 = stg.cast[f32](%y) : f32[B, S, D]
           %z = stg.add(%x, %y_f32) : f32[B, S, D]
@@ -177,7 +178,7 @@ class _Caster:
     def _product(self, op: Operation) -> None:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
         packed = {} if self._once or is_joined(op) else _packed(op)
-        for index, value in enumerate(op.operands):
+        for index, value in reversed([*enumerate(op.operands)]):  # as GCC evaluates arguments
             if value.tensor.dtype == WIDE:
                 self._cast(op, index, self._rule.to)
                 if packed and not is_parameter(value):

@@ -167,8 +167,7 @@ def expand_attention(
         given["rsqrt"] = scale
     given_type = sinks or not eager or op.flag("given_type")
     wide = scores if given_type else cast_to(b, scores, "f32")
-    kind = "stg.sink_softmax" if sinks else "stg.softmax"
-    shares = b.value(kind, [wide, *sinks], given, hint=f"{name}_p")
+    shares = _softmax(b, [wide, *sinks], given, f"{name}_p", groups if shared else None)
     shares = cast_to(b, shares, scores.tensor.dtype)
     if drops is not None:
         names = [f"{shares.name}_left", f"{shares.name}_mask"]
@@ -178,6 +177,22 @@ def expand_attention(
     if shared:
         new = b.value("stg.reshape", [new], {"spec": "bsgrv->bs(gr)v"}, hint=name)
     replace_op(op, [new])
+
+
+def _softmax(
+    b: Builder, operands: list[Value], attrs: dict[str, RawAttr], name: str, groups: Expr | None
+) -> Value:
+    """The softmax of scores, with sinks if there are two operands. Each head has a sink of its own,
+    also where `groups` of heads share keys."""
+    scores, *sinks = operands
+    if not sinks:
+        return b.value("stg.softmax", [scores], attrs, hint=name)
+    if groups is None:
+        return b.value("stg.sink_softmax", operands, attrs, hint=name)
+    heads = b.value("stg.reshape", [scores], {"spec": "bgrst->b(gr)st"}, hint=scores.name)
+    shares = b.value("stg.sink_softmax", [heads, *sinks], attrs, hint=name)
+    split: dict[str, RawAttr] = {"factors": ("g",), "sizes": (groups,)}
+    return b.value("stg.reshape", [shares], {"spec": "b(gr)st->bgrst", **split}, hint=name)
 
 
 def _hides(module: Module, op: Operation) -> bool:

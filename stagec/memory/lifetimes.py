@@ -71,6 +71,8 @@ from stagec.support.limits import MAX_PLAN_STEPS, Budget
 MOST_RUNS = 343
 #: The layers of a stack of several kinds count as at most this number of iterations.
 MOST_ALONE = 7
+#: Gathers behind a stack of layers, and the stack behind it, whose first gathers are early, too.
+_Issued = tuple[Sequence[Operation], LayerStack | None]
 
 
 def lifetimes(
@@ -104,6 +106,7 @@ class _Runner:
         self._behind: Sequence[Operation] = ()  # gathers behind a stack, issued in its last layer
         self._next: LayerStack | None = None  # the stack behind it, whose first gathers are, too
         self._received = ReceivedUnits()
+        self._copied = False  # whether units are copied out of what calls receive
         self._last_read = 0  # the last step that reads gathered parameters
         self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
         self._budget = Budget(
@@ -133,15 +136,16 @@ class _Runner:
         reads gathered parameters. Gathers behind layers of backward are issued when the last of
         these layers begins, and so are those of other layers if units are copied."""
         begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
-        beside, copied = any(map(is_beside_loss, order)), False
+        beside, self._copied = any(map(is_beside_loss, order)), False
         stacks = (s for s in order[begins:] if isinstance(s, LayerStack) and is_backward(s))
         back = next(stacks, None)
         early: Sequence[Operation] = ()
         for place, step in enumerate(order):
             if place == begins:
-                copied = bool(self._received.last)
+                self._copied = bool(self._received.last)
                 self._receive((), len(self.lives.steps) - 1 if beside else self._last_read)
-            reads = copied and isinstance(step, Operation) and any(map(is_gathered, step.operands))
+            values = step.operands if isinstance(step, Operation) and self._copied else ()
+            reads = any(map(is_gathered, values))
             if back is not None and ((beside and place == begins) or reads):
                 self._begin(back)
                 back = None
@@ -152,7 +156,7 @@ class _Runner:
                     early = self._behind = gathers_behind(order[place + 1 :])
                     later = filter(is_backward, order[place + 1 :])
                     stacks = (s for s in later if isinstance(s, LayerStack))
-                    self._next = next(stacks, None) if copied and not early else None
+                    self._next = next(stacks, None) if self._copied and not early else None
                 self._run(step)
         self._end_staying()
 
@@ -325,7 +329,8 @@ class _Runner:
                 ready.append(self._gather(gathers[later], len(ready), begun[later]))
                 begun[later] += 1
             self._refs.update(ready[turn])
-            self._issue(*issued, at_once=turn + 1 == len(turns))
+            if turn + 1 == len(turns):
+                self._before_last(gathers[m], turn, issued)
             self._replays = replays(op, order[position].index)
             self._region(op.body, gathers[m])
             self._kept.keep(gathers[m], len(turns) - turn, self._refs)
@@ -367,14 +372,18 @@ class _Runner:
                 self._computation(op)
         return {r: self._refs[r] for op in gathers for r in op.results}
 
-    def _issue(
-        self, gathers: Sequence[Operation], stack: LayerStack | None, *, at_once: bool
-    ) -> None:
-        """Run the gathers behind these layers, and those for the first layer of the next stack, if
-        they are issued now."""
-        for op in gathers if at_once else ():
+    def _before_last(self, own: Sequence[Operation], turn: int, issued: _Issued) -> None:
+        """Before the last layer: copy its parameters out of what their call received (in other
+        layers the next call receives as much), and run the gathers behind these layers, and those
+        for the first layer of the next stack."""
+        copied = (o for o in own if self._copied and turn >= o.integer("kept", 0))
+        if results := [v for op in copied for v in op.results]:
+            number = self._step(own[0], ())
+            for buffer in (b for v in results for b in buffers_of(self._refs[v])):
+                self._more(buffer, number, number, ONE)
+        for op in issued[0]:
             self._computation(op)
-        if stack is not None and at_once:
+        if (stack := issued[1]) is not None:
             self._begin(stack)
 
     def _others(self, op: Operation, turns: Sequence[SharedIteration]) -> None:

@@ -5,7 +5,7 @@ from fractions import Fraction
 from stagec.ir.core import Value
 from stagec.ir.expr import evaluate, total
 from stagec.ir.module import Module
-from stagec.ir.traits import Repeats
+from stagec.ir.traits import Recasts, Repeats
 from stagec.ir.types import TensorType, axis_size
 from stagec.ir_spec.ops.selection import Slice
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingRule
@@ -46,7 +46,9 @@ class Sharder:
         rows are sharded: a gather is then one of all of it, as FSDP2's."""
         if self._strategy.one(ShardPaddingRule).rule != "dim0":
             return []
-        cuts = [op for op, _ in param.uses if isinstance(op.definition, Slice)]
+        casts = [op.result for op, _ in param.uses if op.has(Recasts)]
+        users = [op for value in (param, *casts) for op, _ in value.uses]
+        cuts = [op for op in users if isinstance(op.definition, Slice)]
         return [str(param.tensor.dims[op.integer("dim")].size) for op in cuts]
 
     def check(self) -> None:

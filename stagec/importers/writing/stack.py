@@ -171,11 +171,13 @@ class Decoder:
             weight = body.param("project_in", f"{self.narrow}, D")
             steps.append(f'stg.einsum["bse,ed->bsd"]({{}}, {weight})')
         steps += scaled(self.embed_scale)
-        if self.positions:
-            steps.append(self.positions.step(body))
+        given = "%tokens"
+        if self.positions:  # code reads the table of positions last, so its gradient comes first
+            given = body.steps("e", given, steps)
+            steps = [self.positions.step(body)]
         if self.embed_norm:
             steps.append(self.embed_norm.step(body, "embed_norm", "D"))
-        return body.steps(out, "%tokens", steps), table
+        return body.steps(out, given, steps), table
 
     @property
     def _is_plain(self) -> bool:
