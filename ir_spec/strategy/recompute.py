@@ -45,7 +45,7 @@ class RecomputeRule(Record):
         flag=Flag(
             "recompute_keep",
             "With --recompute full: save the results of these ops, even if backward does not "
-            "read them; for einsum those of matrix products.",
+            "read them; for einsum those of matrix products in 16 bits or more.",
             "names",
             "",
             metavar="OP,...",
@@ -78,9 +78,10 @@ class RecomputeOp(Statement):
     ops whose results are not stashed. With `keep` and `full`, the results of these ops are kept,
     even if backward does not read them (except by a compiler of blocks, `stg.fusion[elementwise]`),
     and every `products`-th matrix product is recomputed: `einsum, attention` and 2 correspond to
-    torchtitan's selective checkpoints of ops (`_save_list`, `_apply_op_sac`). `layers` recomputes
-    only in the first blocks of each stage (Megatron-LM's method `block`), `every` in every n-th
-    block (as torchtitan does); other blocks stash all activations.
+    torchtitan's selective checkpoints of ops (`_save_list`, `_apply_op_sac`). `einsum` are products
+    in 16 bits or more (`aten.mm`); those in 8 bits (`aten._scaled_mm`) are recomputed. `layers`
+    recomputes only in the first blocks of each stage (Megatron-LM's method `block`), `every` in
+    every n-th block (as torchtitan does); other blocks stash all activations.
     """
 
     name, record = "stg.recompute", RecomputeRule

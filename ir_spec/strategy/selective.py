@@ -34,9 +34,9 @@ class SelectiveOp(Statement):
     `scores`: results that grow with the square of a dimension, such as the scores of unfused
     attention (arXiv 2205.05198); a block with fused attention has none. `attention`: these and
     fused attention, of which queries, keys and values are kept (Megatron-Core's `recompute_modules
-    = core_attn`). `products`: all ops of a block except products and attention, and every second
-    product (torchtitan's `selective_ac_option = "op"`), like `stg.recompute[full, keep = (einsum,
-    attention), products = 2]`.
+    = core_attn`). `products`: all ops of a block except attention and products in 16 bits, and
+    every second of these products (torchtitan's `selective_ac_option = "op"`), like
+    `stg.recompute[full, keep = (einsum, attention), products = 2]`.
     """
 
     name, record = "stg.selective", SelectiveRule

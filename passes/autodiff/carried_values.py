@@ -25,6 +25,7 @@ from stagec.ir.expr import is_quadratic
 from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import carried, enclosing
 from stagec.ir.traits import Recasts
+from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.sharding.recompute import take_recompute
@@ -225,7 +226,8 @@ class _HandOver:
 
 def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
     """The ops of a region whose results the list of a rule keeps: those that it names, except
-    einsums that are not matrix products, and except every n-th product (n = `products`)."""
+    einsums that are not matrix products of 16 bits or more, and except every n-th of these (n =
+    `products`). Products in 8 bits are another op of PyTorch, `aten._scaled_mm`."""
     names = (op for op in region.ops if op.name.partition(".")[2] in what.keep)
     products = [op for op in region.ops if _is_product(op)]
     again = products[what.products - 1 :: what.products] if what.products else []
@@ -234,9 +236,9 @@ def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
 
 
 def _is_product(op: Operation) -> bool:
-    """Whether an op runs as one matrix product."""
+    """Whether an op runs as one matrix product in 16 bits or more."""
     rule = op.definition.rule(op)
     if rule is None:
         return False
     kernel = op.definition.kernel(op, factor_sizes(op, rule))
-    return kernel is not None and kernel.kind == "matmul"
+    return kernel is not None and kernel.kind == "matmul" and DTYPE_BYTES[kernel.dtype] > 1
