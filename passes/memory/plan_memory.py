@@ -134,4 +134,4 @@ def _insert_frees(module: Module, body: Region, keep: set[Value], roots: Roots) 
             if value not in keep and user is not region.terminator and roots(value) is value:
                 dying.setdefault(user, []).append(value)
     for op, values in dying.items():
-        Builder.after(module.registry, op).op("stg.free", values, types=())
+        module.after(op).op("stg.free", values, types=())

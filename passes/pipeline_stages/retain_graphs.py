@@ -225,7 +225,7 @@ def _retain(module: Module, weights: Operation) -> None:
             kept += _Graph(module, first, second).by_weight()
             _move_ahead(second)
     if kept:
-        b = Builder.before(module.registry, weights.body.terminator, phase="backward")
+        b = module.before(weights.body.terminator, phase="backward")
         b.op("stg.discard", kept)
 
 

@@ -4,6 +4,8 @@ Owns `Pass`, the conversion of options from and to text, and `Plugin`, which reg
 ops.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from fractions import Fraction
