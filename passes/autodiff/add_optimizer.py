@@ -57,7 +57,6 @@ class AddOptimizer(Pass):
         }
     """
 
-    name = "add-optimizer"
     needs = Phase.DIFFERENTIATED
 
     def run(self, module: Module) -> None:

@@ -78,7 +78,6 @@ class OffloadToHost(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

@@ -44,7 +44,6 @@ class PlanMemory(Pass):
             transient = 4*B*F, peak = 4*B*F]
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     gives = Phase.PLANNED
 

@@ -66,7 +66,6 @@ class CopyGradients(Pass):
         }
     """
 
-    name = "copy-gradients"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

@@ -69,7 +69,6 @@ class HoldInputs(Pass):
         }
     """
 
-    name = "hold-inputs"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

@@ -61,7 +61,6 @@ class InsertCollectives(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHARDED
     gives = Phase.PARTITIONED
 

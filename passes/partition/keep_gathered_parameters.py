@@ -69,7 +69,6 @@ class KeepGatheredParameters(Pass):
         }
     """
 
-    name = "keep-gathered-parameters"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

@@ -41,7 +41,6 @@ class KeepInputs(Pass):
         }
     """
 
-    name = "keep-inputs"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

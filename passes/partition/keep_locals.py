@@ -55,7 +55,6 @@ class KeepLocals(Pass):
         }
     """
 
-    name = "keep-locals"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

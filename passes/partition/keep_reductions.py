@@ -66,7 +66,6 @@ class KeepReductions(Pass):
         }
     """
 
-    name = "keep-reductions"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

@@ -48,7 +48,6 @@ class NarrowCollectives(Pass):
         }
     """
 
-    name = "narrow-collectives"
     needs = Phase.PARTITIONED
 
     def run(self, module: Module) -> None:

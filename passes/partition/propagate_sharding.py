@@ -40,7 +40,6 @@ class PropagateSharding(Pass):
         }
     """
 
-    name = "propagate-sharding"
     needs = Phase.SHAPED
     until = Phase.DIFFERENTIATED
     gives = Phase.SHARDED

@@ -45,7 +45,6 @@ class ReorderElements(Pass):
         }
     """
 
-    name = "reorder-elements"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

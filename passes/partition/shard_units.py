@@ -47,7 +47,6 @@ class ShardUnits(Pass):
         }
     """
 
-    name = "shard-units"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

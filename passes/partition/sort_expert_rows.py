@@ -43,7 +43,6 @@ class SortExpertRows(Pass):
         }
     """
 
-    name = "sort-expert-rows"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

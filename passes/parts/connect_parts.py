@@ -21,7 +21,6 @@ class ConnectParts(Pass):
     `partitioned`. Sizes need values.
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     until = Phase.PARTITIONED
     meets = True

@@ -53,7 +53,6 @@ class CutPart(Pass):
         }
     """
 
-    name = "cut-part"
     needs = Phase.SHAPED
 
     keep: str = field(default=MAIN, metadata={"help": "the part that the pod has"})

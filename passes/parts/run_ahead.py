@@ -47,7 +47,6 @@ class RunAhead(Pass):
         }
     """
 
-    name = "run-ahead"
     needs = Phase.DIFFERENTIATED
 
     def applies(self, module: Module) -> bool:

@@ -64,7 +64,6 @@ class GatherParametersOnce(Pass):
         }
     """
 
-    name = "gather-parameters-once"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

@@ -111,7 +111,6 @@ class KeepStageValues(Pass):
         }
     """
 
-    name = "keep-stage-values"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

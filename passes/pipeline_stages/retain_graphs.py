@@ -196,7 +196,6 @@ class RetainGraphs(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

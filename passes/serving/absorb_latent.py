@@ -43,7 +43,6 @@ class AbsorbLatent(Pass):
         }
     """
 
-    name = "absorb-latent"
     needs = Phase.SHAPED
 
     queries: int = field(

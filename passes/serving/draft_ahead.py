@@ -52,7 +52,6 @@ class DraftAhead(Pass):
         }
     """
 
-    name = "draft-ahead"
     needs = Phase.SHAPED
 
     count: int

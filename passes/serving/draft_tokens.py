@@ -61,7 +61,6 @@ class DraftTokens(Pass):
         }
     """
 
-    name = "draft-tokens"
     needs = Phase.SHAPED
 
     count: int

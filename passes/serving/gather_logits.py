@@ -43,7 +43,6 @@ class GatherLogits(Pass):
         }
     """
 
-    name = "gather-logits"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:

@@ -48,7 +48,6 @@ class HandOver(Pass):
         stg.hand_over[to = decode, first = 0, ways = 2, pieces = 2, ...](%k_rows)
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     meets = True
 

@@ -85,7 +85,6 @@ class QuantizeWeights(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHAPED
 
     format: str = field(

@@ -28,7 +28,6 @@ class SampleTokens(Pass):
         }
     """
 
-    name = "sample-tokens"
     needs = Phase.SHAPED
 
     def run(self, module: Module) -> None:

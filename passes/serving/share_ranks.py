@@ -40,7 +40,6 @@ class ShareRanks(Pass):
     the text `module`, in the phase `partitioned`.
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     meets = True
 

@@ -38,7 +38,6 @@ class VerifyDrafts(Pass):
         }
     """
 
-    name = "verify-drafts"
     needs = Phase.SHAPED
 
     def run(self, module: Module) -> None:

@@ -28,7 +28,6 @@ class AddDropout(Pass):
           %r = stg.add(%h, %a_left) : bf16[B, D]
     """
 
-    name = "add-dropout"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

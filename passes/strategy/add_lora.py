@@ -71,7 +71,6 @@ class AddLora(Pass):
         }
     """
 
-    name = "add-lora"
     needs = Phase.SHAPED
 
     targets: tuple[str, ...] = field(

@@ -71,7 +71,6 @@ class Autocast(Pass):
         }
     """
 
-    name = "autocast"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

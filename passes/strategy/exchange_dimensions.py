@@ -48,7 +48,6 @@ class ExchangeDimensions(Pass):
         }
     """
 
-    name = "exchange-dimensions"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:

@@ -70,7 +70,6 @@ class ExpandAttention(Pass):
         }
     """
 
-    name = "expand-attention"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

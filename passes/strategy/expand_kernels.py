@@ -45,7 +45,6 @@ class ExpandKernels(Pass):
         }
     """
 
-    name = "expand-kernels"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

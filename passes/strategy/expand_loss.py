@@ -31,7 +31,6 @@ class ExpandLoss(Pass):
         }
     """
 
-    name = "expand-loss"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

@@ -46,7 +46,6 @@ class FuseAttention(Pass):
         }
     """
 
-    name = "fuse-attention"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

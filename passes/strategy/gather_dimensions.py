@@ -46,7 +46,6 @@ class GatherDimensions(Pass):
         }
     """
 
-    name = "gather-dimensions"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:

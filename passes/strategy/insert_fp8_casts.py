@@ -81,7 +81,6 @@ class InsertFp8Casts(Pass):
         }
     """
 
-    name = "insert-fp8-casts"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

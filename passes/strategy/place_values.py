@@ -55,7 +55,6 @@ class PlaceValues(Pass):
         }
     """
 
-    name = "place-values"
     needs = Phase.SHAPED
     gives = Phase.PLACED
 

@@ -53,7 +53,6 @@ class RingAttention(Pass):
         }
     """
 
-    name = "ring-attention"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:

@@ -83,7 +83,6 @@ class SeparateAttention(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

@@ -77,7 +77,6 @@ class ServeLora(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHAPED
 
     targets: tuple[str, ...] = field(

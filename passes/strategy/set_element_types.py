@@ -50,7 +50,6 @@ class SetElementTypes(Pass):
         }
     """
 
-    name = "set-element-types"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
