@@ -65,7 +65,7 @@ module.main.body.args
 module.main.body.terminator.name
 
 # -- Builder
-b = Builder.before(module.registry, gelu, loc=gelu.loc)
+b = module.before(gelu)
 half = b.value("stg.scale", [u], {"by": const(1) / 2}, hint="half")
 gelu.set_operand(0, half)
 for op in module.main.body.ops:

@@ -11,6 +11,8 @@ and docs/reference/flags.md are derived from them.
         name, record = "stg.bucket", BucketRule
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum

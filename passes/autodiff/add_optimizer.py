@@ -57,7 +57,6 @@ class AddOptimizer(Pass):
         }
     """
 
-    name = "add-optimizer"
     needs = Phase.DIFFERENTIATED
 
     def run(self, module: Module) -> None:
@@ -93,7 +92,7 @@ def add_optimizer(module: Module) -> None:
             f"{len(params)} parameters",
             remedy="return one gradient for each parameter, as 'differentiate' does",
         )
-    b = Builder.before(module.registry, end, loc=made_by(PASS, strategy.loc), phase="optimizer")
+    b = module.before(end, loc=strategy.loc, by=PASS, phase="optimizer")
     clip = None
     if strategy.optimizer.clip != 0 and grads:
         peers = module.main.names("peers")

@@ -98,7 +98,6 @@ class Differentiate(Pass):
         }
     """
 
-    name = "differentiate"
     needs = Phase.SHAPED
     until = Phase.PLACED
     gives = Phase.DIFFERENTIATED

@@ -20,7 +20,6 @@ class Canonicalize(Pass):
         }
     """
 
-    name = "canonicalize"
     needs = Phase.SHAPED
     until = Phase.PLANNED
 

@@ -25,7 +25,6 @@ class EliminateCommonSubexpressions(Pass):
         }
     """
 
-    name = "eliminate-common-subexpressions"
     needs = Phase.SHAPED
     until = Phase.PARTITIONED
 

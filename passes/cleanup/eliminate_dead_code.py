@@ -20,7 +20,6 @@ class EliminateDeadCode(Pass):
         }
     """
 
-    name = "eliminate-dead-code"
     needs = Phase.SHAPED
     until = Phase.PARTITIONED
 

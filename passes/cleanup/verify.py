@@ -6,7 +6,6 @@ from stagec.api import Module, Pass, Phase, verify_module
 class Verify(Pass):
     """Verify the module against the rules of its phase, and change nothing."""
 
-    name = "verify"
     needs = Phase.PARSED
     until = Phase.LOWERED
 

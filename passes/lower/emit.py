@@ -11,7 +11,6 @@ class Emit(Pass):
     """Write the traces of all ranks, the groups file and the manifest into a folder. The module is
     not changed."""
 
-    name = "emit"
     needs = Phase.LOWERED
 
     out: str = field(default="traces", metadata={"help": "the folder to write to"})

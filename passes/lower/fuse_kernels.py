@@ -74,7 +74,6 @@ class FuseKernels(Pass):
         }
     """
 
-    name = "fuse-kernels"
     needs = Phase.PARTITIONED
     until = Phase.PLANNED
 

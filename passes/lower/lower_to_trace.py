@@ -79,7 +79,6 @@ class LowerToTrace(Pass):
         %z = et.coll[all_gather, group = tp, bytes = 2*B*F/dp, dtype = bf16](%y) : node
     """
 
-    name = "lower-to-trace"
     needs = Phase.PARTITIONED
     until = Phase.PLANNED
     gives = Phase.LOWERED

@@ -78,7 +78,6 @@ class OffloadToHost(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -172,7 +171,7 @@ class _Copies:
 
     def before(self, op: Operation) -> Builder:
         """A builder before an operation, in its phase."""
-        return Builder.before(self.module.registry, op, loc=made_by(PASS, op.loc), phase=op.phase)
+        return self.module.before(op, by=PASS)
 
     def behind(self, value: Value) -> Builder:
         """A builder directly after a value is made."""
@@ -339,7 +338,7 @@ def _update(
 ) -> None:
     """Copy the offloaded operands of an operation of an update to the device, and their final
     versions to the host."""
-    after = Builder.after(copies.module.registry, op, loc=made_by(PASS, op.loc))
+    after = copies.module.after(op, by=PASS)
     for result in op.results:
         slot = op.definition.reuses(op, result.index)
         old = updated(result) if op.region is not None else None

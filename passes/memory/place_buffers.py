@@ -53,7 +53,6 @@ class PlaceBuffers(Pass):
         default="best-fit", metadata={"help": "best-fit, or caching as PyTorch does it"}
     )
 
-    name = PASS
     needs = Phase.PLANNED
 
     def run(self, module: Module) -> None:

@@ -44,7 +44,6 @@ class PlanMemory(Pass):
             transient = 4*B*F, peak = 4*B*F]
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     gives = Phase.PLANNED
 
@@ -134,4 +133,4 @@ def _insert_frees(module: Module, body: Region, keep: set[Value], roots: Roots) 
             if value not in keep and user is not region.terminator and roots(value) is value:
                 dying.setdefault(user, []).append(value)
     for op, values in dying.items():
-        Builder.after(module.registry, op).op("stg.free", values, types=())
+        module.after(op).op("stg.free", values, types=())

@@ -56,7 +56,6 @@ class CoalesceCollectives(Pass):
         }
     """
 
-    name = "coalesce-collectives"
     needs = Phase.PARTITIONED
 
     def run(self, module: Module) -> None:

@@ -66,7 +66,6 @@ class CopyGradients(Pass):
         }
     """
 
-    name = "copy-gradients"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -124,7 +123,7 @@ def copy_part(module: Module, part: Operation) -> None:
     """Copy the part that a rank keeps of a replicated gradient, in place: DTensor clones it
     (`Shard._replicate_to_shard`), so that the whole gradient can be freed."""
     if isinstance(part.definition, AllSlice):
-        b = Builder.after(module.registry, part, phase="gradient")
+        b = module.after(part, phase="gradient")
         copy = b.value("stg.reorder", [part.result], hint=f"{part.result.name}_o")
         part.result.replace_with(copy)
 
@@ -141,7 +140,7 @@ def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
     if any(v.tensor.shape != old.tensor.shape for v, old in zip(made, before, strict=True)):
         sizes = [v.tensor.shape[d] for v, d in zip(before, dims, strict=True)]
         attrs |= {"dim": tuple(dims), "sizes": tuple(sizes)}
-    b = Builder.before(module.registry, reduction, phase="gradient")
+    b = module.before(reduction, phase="gradient")
     copies = b.op("stg.copy_in", made, attrs, names=[f"{v.name}_c" for v in made])
     reduction.set_operands(copies.results)
     keep_last(module, reduction, made)
@@ -162,7 +161,7 @@ def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> No
         kept.append(min(first, key=made_at.__getitem__))
     if kept:
         end = max(rest, key=Operation.position)
-        after = Builder.after(module.registry, end, loc=reduction.loc, phase="gradient")
+        after = module.after(end, loc=reduction.loc, phase="gradient")
         if outside_repeats(reduction).owner.has(Accumulates):
             for cast in [op for op in rest if op.has(Recasts)]:
                 _add_up(after, cast.result)
@@ -223,7 +222,7 @@ def keep_reduced(module: Module, reduction: Operation) -> None:
     if cast or region.owner.has(Accumulates):
         kept = stacked_outside(reduction.results if cast else reduction.operands)
         last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
-        before = Builder.before(module.registry, last, loc=reduction.loc, phase="backward")
+        before = module.before(last, loc=reduction.loc, phase="backward")
         before.op("stg.discard", kept, types=())
 
 
@@ -250,7 +249,7 @@ def drop_with_reductions(module: Module, func: Operation) -> None:
             for made, inside in zip(kept.results, kept.body.terminator.operands, strict=True):
                 reduced.add_operand(made)
                 slices.append(reduced.body.add_arg(made.name, inside.tensor, made.loc))
-            first = Builder.before(module.registry, reduced.body.ops[0], loc=reduced.loc)
+            first = module.before(reduced.body.ops[0], loc=reduced.loc)
             first.op("stg.reshard", slices, types=())
     for drop in [op for op in behind if isinstance(op.definition, Reshard)]:
         places = [op.position() for v in drop.operands for op in _reductions_of(v)]

@@ -22,7 +22,6 @@ from stagec.api import (
     Phase,
     TensorType,
     Value,
-    made_by,
     read_strategy,
 )
 from stagec.ir.rewrite import carried
@@ -70,7 +69,6 @@ class HoistReductions(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -134,7 +132,7 @@ def _reduce_outside(
     gradient was reduced. Returns the last op made."""
     users, whole = list(value.uses), value.tensor
     sent = replace(whole, dtype=final.result.tensor.dtype)
-    b = Builder.after(module.registry, last, loc=made_by(PASS, final.loc), phase="gradient")
+    b = module.after(last, loc=final.loc, by=PASS, phase="gradient")
     ready = _cast(b, value, replace(sent, partial=_partial(whole, over)))
     summed = b.value("stg.all_reduce", [ready], {"over": over}, type=sent, hint=f"{value.name}_r")
     marked = b.value("stg.gradient", [summed], type=sent, hint=final.result.name)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stagec.api import (
-    Builder,
     Dim,
     Expr,
     Module,
@@ -70,7 +69,6 @@ class HoldInputs(Pass):
         }
     """
 
-    name = "hold-inputs"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -203,8 +201,8 @@ def _make(
     region = func.body if steps is None else steps.body
     ends = [enclosing(op, region) for op in users]
     for type_ in types if ends else ():
-        first = Builder.before(module.registry, region.ops[0], loc=func.loc, phase="forward")
+        first = module.before(region.ops[0], loc=func.loc, phase="forward")
         made = first.value("stg.workspace", type=type_, hint=name)
         last = max(ends, key=Operation.position)
-        behind = Builder.after(module.registry, last, loc=func.loc, phase=last.phase)
+        behind = module.after(last, loc=func.loc)
         behind.op("stg.discard", [made], types=())

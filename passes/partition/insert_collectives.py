@@ -20,7 +20,6 @@ from stagec.api import (
     Value,
     factor_sizes,
     is_parameter,
-    made_by,
     place_from_operands,
     read_strategy,
 )
@@ -62,7 +61,6 @@ class InsertCollectives(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHARDED
     gives = Phase.PARTITIONED
 
@@ -110,7 +108,7 @@ class _Inserter:
         self._terminator(region)
 
     def _before(self, op: Operation) -> Builder:
-        return Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+        return self._module.before(op, by=PASS)
 
     # -- required placements -----------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ reshard_after_forward, unless the strategy states `reshard = never` or `last`. O
 
 from collections.abc import Iterator
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import enclosing, replace_op
 from stagec.ir.traits import Repeats
@@ -69,7 +69,6 @@ class KeepGatheredParameters(Pass):
         }
     """
 
-    name = "keep-gathered-parameters"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -160,12 +159,12 @@ def keep_parts(module: Module, within: Axes) -> None:
         over: dict[str, RawAttr] = {"dim": mine.attrs["dim"], "over": within}
         if mine not in kept:
             end = forward.body.terminator
-            b = Builder.before(module.registry, end, loc=mine.loc, phase="forward")
+            b = module.before(end, loc=mine.loc, phase="forward")
             part = b.value("stg.keep_part", [mine.result], over, hint=f"{mine.result.name}_part")
             kept[mine] = _handed_over(forward, back, part)
-            b = Builder.before(module.registry, back.body.ops[0], loc=again.loc, phase="backward")
+            b = module.before(back.body.ops[0], loc=again.loc, phase="backward")
             b.op("stg.discard", [kept[mine]], types=())
-        b = Builder.before(module.registry, again, loc=again.loc, phase=again.phase)
+        b = module.before(again)
         attrs = {n: a for n, a in again.attrs.items() if n != "to"} | over
         replace_op(again, b.op(again.name, [kept[mine]], attrs, names=[again.result.name]).results)
 

@@ -1,6 +1,6 @@
 """keep-inputs: keeps inputs of split products until the output of their module is complete."""
 
-from stagec.api import Builder, Module, Pass, Phase, Region, Value, read_strategy
+from stagec.api import Module, Pass, Phase, Region, Value, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, AllReduce, ReduceScatter, Reorder
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
@@ -41,7 +41,6 @@ class KeepInputs(Pass):
         }
     """
 
-    name = "keep-inputs"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -67,7 +66,7 @@ def _keep_inputs(module: Module, region: Region) -> None:
             kept = dict.fromkeys([*ready, *(v for x in op.operands for v in _inputs(x))])
             gathered = {v: known for v, known in gathered.items() if v not in kept}
             if kept:
-                Builder.after(module.registry, op).op("stg.discard", [*kept], types=())
+                module.after(op).op("stg.discard", [*kept], types=())
 
 
 def _copied(value: Value) -> Value:

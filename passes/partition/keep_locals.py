@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.rewrite import replace_op, stacked_outside
 from stagec.ir.traits import Accumulates, Recasts, Repeats
 from stagec.ir_spec.ops.contraction import Einsum
@@ -55,7 +55,6 @@ class KeepLocals(Pass):
         }
     """
 
-    name = "keep-locals"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -106,7 +105,7 @@ def _keep_logits(module: Module, op: Operation, *, inside: bool, eager: bool) ->
     if inside:
         kept += _cast_for_head(kept[-1] if kept else logits)
     if behind.parent is region and kept:
-        after = Builder.after(module.registry, behind, loc=op.loc, phase="forward")
+        after = module.after(behind, loc=op.loc, phase="forward")
         after.op("stg.discard", kept, types=())
 
 
@@ -122,9 +121,9 @@ def _cast_for_head(logits: Value) -> list[Value]:
 def _have_shifted(module: Module, op: Operation) -> None:
     """Add a buffer for shifted logits beside a log-softmax of a split vocabulary, in place."""
     x = op.operands[0]
-    before = Builder.before(module.registry, op, loc=op.loc, phase="forward")
+    before = module.before(op, phase="forward")
     shifted = before.value("stg.workspace", type=replace(x.tensor, dtype="f32"), hint="shifted")
-    after = Builder.after(module.registry, op, loc=op.loc, phase="forward")
+    after = module.after(op, phase="forward")
     after.op("stg.discard", [shifted], types=())
 
 
@@ -134,7 +133,7 @@ def _keep_casts(module: Module, region: Region) -> None:
     casts = [v for body in (region, *(op.body for op in repeats)) for v in _casts(body)]
     end = next((op for op in region.ops if op.phase != "forward"), region.terminator)
     if kept := stacked_outside(casts):
-        before = Builder.before(module.registry, end, loc=kept[0].loc, phase="forward")
+        before = module.before(end, loc=kept[0].loc, phase="forward")
         before.op("stg.discard", kept, types=())
 
 

@@ -1,6 +1,6 @@
 """keep-reductions: keeps what split products add up where backward computes the rest again."""
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, read_strategy
 from stagec.ir.rewrite import slice_into, stacked_outside
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.comm import ReduceScatter
@@ -66,7 +66,6 @@ class KeepReductions(Pass):
         }
     """
 
-    name = "keep-reductions"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -97,7 +96,7 @@ def _keep(module: Module, forward: Operation, back: Operation) -> None:
             twin.result.replace_with(kept)
             twin.erase()
         else:
-            end = Builder.before(module.registry, back.body.terminator, phase="backward")
+            end = module.before(back.body.terminator, phase="backward")
             end.op("stg.discard", [kept], types=())
 
 

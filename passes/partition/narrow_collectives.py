@@ -16,7 +16,7 @@ Gathers, exchanges and copies for experts only copy elements, so results are the
 
 from dataclasses import replace
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Value, is_parameter, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Value, is_parameter, read_strategy
 from stagec.ir.traits import Recasts
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.comm import AllGather, AllToAll
@@ -48,7 +48,6 @@ class NarrowCollectives(Pass):
         }
     """
 
-    name = "narrow-collectives"
     needs = Phase.PARTITIONED
 
     def run(self, module: Module) -> None:
@@ -122,7 +121,7 @@ def _is_weight(value: Value) -> bool:
 
 def _cast_before(module: Module, move: Operation, cast: Operation) -> None:
     source, moved, dtype = move.operands[0], move.result, cast.result.tensor.dtype
-    b = Builder.before(module.registry, move, loc=cast.loc, phase=cast.phase)
+    b = module.before(move, loc=cast.loc, phase=cast.phase)
     type_, name = replace(source.tensor, dtype=dtype), cast.result.name
     move.set_operand(0, b.value(cast.name, [source], cast.attrs, type=type_, hint=name))
     moved.type = replace(moved.tensor, dtype=dtype)
@@ -140,7 +139,7 @@ def _cast_within(cast: Operation, move: Operation) -> None:
 
 def _cast_after(module: Module, cast: Operation, move: Operation) -> None:
     source, moved = cast.operands[0], move.result
-    b = Builder.after(module.registry, move, loc=cast.loc, phase=move.phase)
+    b = module.after(move, loc=cast.loc)
     to = moved.tensor
     move.set_operand(0, source)
     moved.type = replace(to, dtype=source.tensor.dtype)

@@ -14,18 +14,7 @@ If the result of the op has the placement of the pin, the constraint is removed 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagec.api import (
-    AxisUse,
-    Builder,
-    Module,
-    Operation,
-    Partial,
-    Pass,
-    Phase,
-    Region,
-    TensorType,
-    Value,
-)
+from stagec.api import AxisUse, Module, Operation, Partial, Pass, Phase, Region, TensorType, Value
 from stagec.ir_spec.ops.layout import Identity
 from stagec.sharding.assignment import MAKE_PARTS
 from stagec.sharding.propagate import Propagation, is_carried
@@ -51,7 +40,6 @@ class PropagateSharding(Pass):
         }
     """
 
-    name = "propagate-sharding"
     needs = Phase.SHAPED
     until = Phase.DIFFERENTIATED
     gives = Phase.SHARDED
@@ -128,7 +116,7 @@ def _part_pins(module: Module, region: Region) -> list[Operation]:
         if op.region is not None:
             made += _part_pins(module, op.region)
         elif op.definition.rule(op) is not None and not isinstance(op.definition, Identity):
-            b = Builder.after(module.registry, op)
+            b = module.after(op)
             for value in op.results:
                 pin = value.type
                 if not isinstance(pin, TensorType) or not pin.placed:

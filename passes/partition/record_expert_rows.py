@@ -52,7 +52,6 @@ class RecordExpertRows(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

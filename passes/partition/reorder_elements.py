@@ -1,6 +1,6 @@
 """reorder-elements: adds the copies of collectives along dimensions other than the first."""
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Gradient
 from stagec.ir_spec.strategy.collectives import COPIED, CollectivesRule
@@ -45,7 +45,6 @@ class ReorderElements(Pass):
         }
     """
 
-    name = "reorder-elements"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -73,10 +72,10 @@ def _copy_part(module: Module, part: Operation) -> None:
     named = [user for user, _ in part.result.uses]
     if len(named) != 1 or not isinstance(named[0].definition, Gradient):
         return
-    b = Builder.before(module.registry, part, loc=part.loc, phase="gradient")
+    b = module.before(part, phase="gradient")
     value, name = part.operands[0], named[0].result.name
     part.set_operand(0, b.op("stg.gradient", [value], types=[value.tensor], names=[name]).result)
-    b = Builder.after(module.registry, part)
+    b = module.after(part)
     copy = b.value("stg.reorder", [part.result], hint=f"{part.result.name}_o")
     named[0].result.replace_with(copy)
     named[0].erase()
@@ -84,7 +83,7 @@ def _copy_part(module: Module, part: Operation) -> None:
 
 def _copy_results(module: Module, gather: Operation) -> None:
     """Copy the results of a gather, directly after it."""
-    b = Builder.after(module.registry, gather)
+    b = module.after(gather)
     for index, value in enumerate(gather.results):
         if operand_dim(gather, index):
             value.replace_with(b.value("stg.reorder", [value], hint=f"{value.name}_o"))
@@ -92,7 +91,7 @@ def _copy_results(module: Module, gather: Operation) -> None:
 
 def _copy_operands(module: Module, reduction: Operation) -> None:
     """Copy the operands of a reduction, directly before it."""
-    b = Builder.before(module.registry, reduction)
+    b = module.before(reduction)
     for index, value in enumerate(reduction.operands):
         if operand_dim(reduction, index):
             copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")

@@ -35,7 +35,6 @@ class ReshardParameters(Pass):
         }
     """
 
-    name = "reshard-parameters"
     needs = Phase.PARTITIONED
 
     def run(self, module: Module) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stagec.api import Builder, Module, Operation, Region, Value
+from stagec.api import Module, Operation, Region, Value
 from stagec.ir.traits import Accumulates, Recasts
 
 
@@ -14,7 +14,7 @@ def reshard_behind(module: Module, region: Region, values: Sequence[Value]) -> N
     ran = [op for op in ops[: steps + 1] if not _is_of_reduction(op)]
     if values and ran:
         phase = next((op.phase for op in reversed(ran) if op.phase != "recompute"), ran[-1].phase)
-        after = Builder.after(module.registry, ran[-1], loc=values[0].loc, phase=phase)
+        after = module.after(ran[-1], loc=values[0].loc, phase=phase)
         after.op("stg.reshard", values, types=())
 
 

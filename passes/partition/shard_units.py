@@ -1,6 +1,6 @@
 """shard-units: gathers parameters outside of blocks in the units that the strategy states."""
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, const, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.flag_values import Axes
@@ -47,7 +47,6 @@ class ShardUnits(Pass):
         }
     """
 
-    name = "shard-units"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -108,7 +107,7 @@ def _gather_again(module: Module, place: Operation, source: Value, chain: list[O
     if value is not source and back is not None:
         back.add_operand(source)
         value = back.body.add_arg(value.name, value.tensor, value.loc)
-    b = Builder.before(module.registry, place, loc=chain[-1].loc, phase="backward")
+    b = module.before(place, loc=chain[-1].loc, phase="backward")
     for op in chain:
         attrs = {n: a for n, a in op.attrs.items() if n != "phase"}
         value = b.op(op.name, [value], attrs, names=[op.result.name]).result
@@ -151,14 +150,14 @@ def unite_before_blocks(module: Module, body: Region, *, again: bool, within: Ax
         if not again:
             continue
         operands, attrs = list(gather.operands), {**gather.attrs}
-        drop = Builder.after(module.registry, behind)
+        drop = module.after(behind)
         if within:
             attrs["over"] = within
             along = {n: attrs[n] for n in ("dim", "over")}
             hint = f"{gather.result.name}_part"
             operands = [drop.value("stg.keep_part", [gather.result], along, hint=hint)]
         drop.op("stg.reshard", gather.results, types=())
-        b = Builder.after(module.registry, last, loc=gather.loc, phase="backward")
+        b = module.after(last, loc=gather.loc, phase="backward")
         left = ("phase", "copied_out", *(["to"] if within else []))
         attrs = {n: a for n, a in attrs.items() if n not in left}
         b.op(gather.name, operands, attrs, names=[gather.result.name])
@@ -178,5 +177,5 @@ def drop_behind_blocks(module: Module, body: Region) -> None:
         if users and min(users) > first.position() and max(users) < back.position():
             values += gather.results
     if values:
-        before = Builder.before(module.registry, back, loc=values[0].loc, phase="backward")
+        before = module.before(back, loc=values[0].loc, phase="backward")
         before.op("stg.reshard", values, types=())

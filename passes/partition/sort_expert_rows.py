@@ -1,16 +1,6 @@
 """sort-expert-rows: adds the copies of exchanged rows into the order of experts, and back."""
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    TensorType,
-    const,
-    made_by,
-    read_strategy,
-)
+from stagec.api import Module, Operation, Pass, Phase, TensorType, const, read_strategy
 from stagec.ir.expr import same
 from stagec.ir_spec.ops.comm import AllToAll
 from stagec.ir_spec.ops.moe import SortRows
@@ -53,7 +43,6 @@ class SortExpertRows(Pass):
         }
     """
 
-    name = "sort-expert-rows"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -85,7 +74,7 @@ def _has_experts(type_: TensorType) -> bool:
 
 def _sort_after(module: Module, op: Operation, index: int) -> None:
     moved = op.results[index]
-    b = Builder.after(module.registry, op, loc=made_by(SortExpertRows.name, op.loc))
+    b = module.after(op, by=SortExpertRows.name)
     moved.replace_with(
         b.value(SortRows.name, [moved], type=moved.type, hint=f"{moved.name}_sorted")
     )
@@ -93,6 +82,6 @@ def _sort_after(module: Module, op: Operation, index: int) -> None:
 
 def _sort_before(module: Module, op: Operation, index: int) -> None:
     value = op.operands[index]
-    b = Builder.before(module.registry, op, loc=made_by(SortExpertRows.name, op.loc))
+    b = module.before(op, by=SortExpertRows.name)
     made = b.value(SortRows.name, [value], type=value.type, hint=f"{value.name}_sorted")
     op.set_operand(index, made)

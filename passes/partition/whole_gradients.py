@@ -39,7 +39,6 @@ class WholeGradients(Pass):
         }
     """
 
-    name = "whole-gradients"
     needs = Phase.SHARDED
     gives = Phase.SHARDED
 

@@ -2,7 +2,7 @@
 
 from dataclasses import field
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, evaluate, made_by
+from stagec.api import Module, Operation, Pass, Phase, evaluate
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.ops.pod_crossings import end_type, message_bytes
@@ -21,7 +21,6 @@ class ConnectParts(Pass):
     `partitioned`. Sizes need values.
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     until = Phase.PARTITIONED
     meets = True
@@ -64,7 +63,7 @@ def _message(
     module: Module, end: PartEnd, attrs: dict[str, RawAttr], crossing: PartCrossing
 ) -> Operation:
     op, way = end.op, end.way
-    b = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
+    b = module.before(op, by=PASS)
     if isinstance(op.definition, Arrive):
         pieces = 1 if crossing.whole else len(crossing.way.of)
         given = {"source": way.source, "pieces": pieces, **attrs}

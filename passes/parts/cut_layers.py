@@ -124,7 +124,7 @@ class _Ends:
                 f"part '{rule.name}' computes",
                 remedy=_REMEDY,
             )
-        b = Builder.before(self._module.registry, self._tail[0], loc=self._loc)
+        b = self._module.before(self._tail[0], loc=self._loc)
         depart(b, self.crosses, self.crosses.tensor, self._way(self.crosses, self._rest, rule.name))
         way = self._way(out, rule.name, self._rest)
         end.set_operand(0, arrive(b, out.tensor, way, out.name))

@@ -4,19 +4,7 @@ parts."""
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from stagec.api import (
-    Builder,
-    Loc,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Region,
-    Value,
-    made_by,
-    note,
-    read_strategy,
-)
+from stagec.api import Loc, Module, Operation, Pass, Phase, Region, Value, note, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import renumber
 from stagec.ir.traits import Repeats
@@ -65,7 +53,6 @@ class CutPart(Pass):
         }
     """
 
-    name = "cut-part"
     needs = Phase.SHAPED
 
     keep: str = field(default=MAIN, metadata={"help": "the part that the pod has"})
@@ -308,7 +295,7 @@ def _end(module: Module, crossing: _Crossing, *, trained: bool, arrives: bool) -
     value, op = crossing.value, crossing.value.producer
     if op is None:
         return
-    b = Builder.after(module.registry, op, loc=made_by(CutPart.name, crossing.loc))
+    b = module.after(op, loc=crossing.loc, by=CutPart.name)
     attrs: dict[str, RawAttr] = {
         "value": value.name.replace("/", "_"),
         "source": crossing.source,

@@ -2,17 +2,7 @@
 
 from collections.abc import Iterable
 
-from stagec.api import (
-    Builder,
-    DiagnosticList,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Value,
-    made_by,
-    read_strategy,
-)
+from stagec.api import DiagnosticList, Module, Operation, Pass, Phase, Value, made_by, read_strategy
 from stagec.ir.infer import infer_op
 from stagec.ir.rewrite import drop_unused_bindings
 from stagec.ir.traits import Accumulates
@@ -57,7 +47,6 @@ class RunAhead(Pass):
         }
     """
 
-    name = "run-ahead"
     needs = Phase.DIFFERENTIATED
 
     def applies(self, module: Module) -> bool:
@@ -85,7 +74,7 @@ def _run_ahead(module: Module, op: Operation) -> None:
         )
         return
     loc = made_by(RunAhead.name, op.loc)
-    b = Builder.before(module.registry, op, loc=loc)
+    b = module.before(op, loc=loc)
     first = b.op("stg.accumulate", op.operands, dict(op.attrs), types=())
     region = first.make_region()
     for arg in op.body.args:

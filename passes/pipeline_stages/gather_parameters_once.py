@@ -64,7 +64,6 @@ class GatherParametersOnce(Pass):
         }
     """
 
-    name = "gather-parameters-once"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -85,7 +84,7 @@ def gather_once(module: Module) -> None:
     for func in module.functions:
         accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
         if accumulate is not None:
-            before = Builder.before(module.registry, accumulate)
+            before = module.before(accumulate)
             known: dict[_Gathered, Value] = {}
             inside = [o.body for o in accumulate.body.walk() if o.region is not None]
             for region in [accumulate.body, *inside]:
@@ -104,10 +103,10 @@ def _gather_again(module: Module, action: Operation, actions: Sequence[Operation
     for gather in gathers_of(action.body) if action.text("kind") == "forward" else ():
         if later and _is_marked(gather):
             users = [enclosing(user, action.body) for user, _ in gather.result.uses]
-            behind = Builder.after(module.registry, max(users, key=Operation.position))
+            behind = module.after(max(users, key=Operation.position))
             behind.op("stg.reshard", gather.results)
             end = later[0].body.terminator
-            b = Builder.before(module.registry, end, loc=gather.loc, phase="backward")
+            b = module.before(end, loc=gather.loc, phase="backward")
             attrs = {n: a for n, a in gather.attrs.items() if n != "phase"} | {"stays": True}
             b.op(gather.name, gather.operands, attrs, names=[gather.result.name])
 
@@ -127,7 +126,7 @@ def _keep_to_end(module: Module, action: Region) -> None:
     gathers = [g for region in regions for g in gathers_of(region)]
     kept = [r for g in gathers if _is_marked(g) for r in stacked_outside(g.results)]
     if kept:
-        end = Builder.before(module.registry, action.terminator, loc=kept[0].loc, phase="backward")
+        end = module.before(action.terminator, loc=kept[0].loc, phase="backward")
         end.op("stg.reshard", kept, types=())
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Value, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.module import uncast
 from stagec.ir.traits import Accumulates, TakesLogits
 from stagec.ir_spec.ops.comm import AllSlice
@@ -111,7 +111,6 @@ class KeepStageValues(Pass):
         }
     """
 
-    name = "keep-stage-values"
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -151,7 +150,7 @@ def _keep_results(module: Module, accumulate: Operation) -> None:
             if back.integer("chunk") == forward.integer("chunk"):
                 kept = [yielded(forward, v) for v in _returned(forward)]
                 if kept:
-                    b = Builder.before(module.registry, back.body.terminator, phase="backward")
+                    b = module.before(back.body.terminator, phase="backward")
                     b.op("stg.discard", kept)
 
 
@@ -162,9 +161,9 @@ def _keep_last(module: Module, func: Operation, accumulate: Operation) -> None:
     end = next((op for op in func.body.ops if op.phase == "optimizer"), func.body.terminator)
     for op in forward.body.ops if not others else ():
         for value in op.operands if isinstance(op.definition, SendOp) else ():
-            after = Builder.after(module.registry, accumulate, loc=op.loc, phase="backward")
+            after = module.after(accumulate, loc=op.loc, phase="backward")
             last = after.value("stg.workspace", type=value.tensor, hint=f"{value.name}_last")
-            before = Builder.before(module.registry, end, loc=op.loc, phase="backward")
+            before = module.before(end, loc=op.loc, phase="backward")
             before.op("stg.discard", [last])
 
 
@@ -176,7 +175,7 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
             every = _keep_over_step(module, func, accumulate, yielded(forward, value))
             ends = (op for op in func.body.ops if op.phase == "optimizer")
             last = next(ends, next(user for user, _ in every.uses))
-            b = Builder.before(module.registry, last, loc=value.loc, phase="forward")
+            b = module.before(last, loc=value.loc, phase="forward")
             merged = b.value("stg.reorder", [every], hint=f"{value.name}_merged")
             b.op("stg.discard", [merged])
 
@@ -196,7 +195,7 @@ def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
         taken = [(r, v.producer) for r, v in pairs if any(u.parent_op is back for u, _ in r.uses)]
         saved = [r for r, made in taken if made is None or not made.has(TakesLogits)]
         if saved:
-            b = Builder.before(module.registry, weights.body.terminator, phase="backward")
+            b = module.before(weights.body.terminator, phase="backward")
             b.op("stg.discard", saved, {"alone": True})
         for value in _returned(back):
             _keep_over_step(module, func, accumulate, yielded(back, value))
@@ -206,7 +205,7 @@ def _keep_over_step(module: Module, func: Operation, accumulate: Operation, valu
     """Keep a value of each microbatch to the end of the step. Returns the value that joins them."""
     accumulate.body.terminator.add_operand(value)
     every = accumulate.add_result(value.name, joined(accumulate, value.tensor), value.loc)
-    last = Builder.before(module.registry, func.body.terminator, phase="forward")
+    last = module.before(func.body.terminator, phase="forward")
     last.op("stg.discard", [every])
     return every
 

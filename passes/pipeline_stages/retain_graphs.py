@@ -196,7 +196,6 @@ class RetainGraphs(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
@@ -225,7 +224,7 @@ def _retain(module: Module, weights: Operation) -> None:
             kept += _Graph(module, first, second).by_weight()
             _move_ahead(second)
     if kept:
-        b = Builder.before(module.registry, weights.body.terminator, phase="backward")
+        b = module.before(weights.body.terminator, phase="backward")
         b.op("stg.discard", kept)
 
 

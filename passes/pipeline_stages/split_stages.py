@@ -110,7 +110,6 @@ class SplitStages(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

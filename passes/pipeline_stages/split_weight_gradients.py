@@ -77,7 +77,6 @@ class SplitWeightGradients(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:

@@ -4,7 +4,7 @@ it."""
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stagec.api import Builder, Dim, Module, Operation, Pass, Phase, Rule, Value, const, made_by
+from stagec.api import Builder, Dim, Module, Operation, Pass, Phase, Rule, Value, const
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE
 from stagec.ir.queries import IsPositive, ask
@@ -43,7 +43,6 @@ class AbsorbLatent(Pass):
         }
     """
 
-    name = "absorb-latent"
     needs = Phase.SHAPED
 
     queries: int = field(
@@ -113,7 +112,7 @@ def _absorb(module: Module, op: Operation) -> bool:
     first = next((p for p in parts if p.rows is latent.rows and p.weight is not None), None)
     if first is None:
         return False
-    b = Builder.before(module.registry, op, loc=made_by(AbsorbLatent.name, op.loc))
+    b = module.before(op, by=AbsorbLatent.name)
     order = [first, *(p for p in parts if p is not first)]
     queries = dict(zip(parts, _cut(b, q, keys, parts), strict=True))
     sizes = [p.rows.tensor.shape[2] for p in order]

@@ -53,7 +53,6 @@ class CopyExperts(Pass):
         }
     """
 
-    name = "copy-experts"
     needs = Phase.SHAPED
 
     count: int = field(default=0, metadata={"help": "copies (default: of the strategy)"})

@@ -52,7 +52,6 @@ class DraftAhead(Pass):
         }
     """
 
-    name = "draft-ahead"
     needs = Phase.SHAPED
 
     count: int
@@ -148,13 +147,13 @@ class _Ahead:
         size = self._next.tensor.shape[1]
         made = made_by(DraftAhead.name, self._ahead.loc)
         first = next(op for op in self._own if self._next in op.reads())
-        at = Builder.before(module.registry, first, loc=made)
+        at = module.before(first, loc=made)
         chosen = most_likely(at, self._logits, CHOSEN)
         self._next.replace_with(chosen)
         body.args.remove(self._next)
         renumber(body.args)
         lengthened = self._lengthen(size)
-        b = Builder.before(module.registry, body.terminator, loc=made)
+        b = module.before(body.terminator, loc=made)
         block = [op for op in self._behind([chosen, self._from]) if op not in self._head]
         row, kept = _last_row(b, self._made, size), dict(zip(self._kept, self._kept, strict=True))
         drafts = [self._choose(b, row, 0)]

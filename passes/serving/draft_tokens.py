@@ -4,19 +4,7 @@ chose."""
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stagec.api import (
-    Builder,
-    Expr,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Value,
-    const,
-    error,
-    made_by,
-    symbol,
-)
+from stagec.api import Builder, Expr, Module, Operation, Pass, Phase, Value, const, error, symbol
 from stagec.ir.builder import RawAttr
 from stagec.ir.clone import Copier
 from stagec.ir.drafts import (
@@ -73,7 +61,6 @@ class DraftTokens(Pass):
         }
     """
 
-    name = "draft-tokens"
     needs = Phase.SHAPED
 
     count: int
@@ -94,7 +81,7 @@ def draft_tokens(module: Module, count: int) -> None:
     made = kept = body.terminator.operands[1:]
     step, size = body.ops[:-1], tokens.tensor.shape[1]
     _lengthen(tokens, states, count)
-    b = Builder.before(module.registry, body.terminator, loc=made_by(DraftTokens.name, logits.loc))
+    b = module.before(body.terminator, loc=logits.loc, by=DraftTokens.name)
     drafts = [most_likely(b, logits, "draft")]
     for number in range(1, count):
         taken = dict(zip((tokens, *states), (drafts[-1], *kept), strict=True))

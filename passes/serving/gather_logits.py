@@ -1,7 +1,7 @@
 """gather-logits: gathers logits that are split over the vocabulary before a token is chosen, or
 before a loss that needs all of them."""
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, read_strategy
 from stagec.ir.traits import PicksOne, Recasts, TakesLogits
 from stagec.ir_spec.strategy.loss import LossRule
 from stagec.sharding.assumptions import Assumptions
@@ -43,7 +43,6 @@ class GatherLogits(Pass):
         }
     """
 
-    name = "gather-logits"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:
@@ -77,7 +76,7 @@ def _gather(module: Module, placer: Placer, chooses: Operation) -> None:
     name = value.tensor.shape[-1].symbol_name
     if name is None:
         return
-    b = Builder.before(module.registry, user, loc=made_by(GatherLogits.name, value.loc))
+    b = module.before(user, loc=value.loc, by=GatherLogits.name)
     whole = placer.moved(value.tensor, (name,), ())
     pinned = b.value("stg.sharding_constraint", [value], type=whole, hint=f"{value.name}_whole")
     user.set_operand(0, pinned)

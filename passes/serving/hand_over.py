@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 
 from stagec.api import (
-    Builder,
     Module,
     Operation,
     Pass,
@@ -17,7 +16,6 @@ from stagec.api import (
     const,
     error,
     evaluate,
-    made_by,
     read_strategy,
     symbol,
 )
@@ -50,7 +48,6 @@ class HandOver(Pass):
         stg.hand_over[to = decode, first = 0, ways = 2, pieces = 2, ...](%k_rows)
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     meets = True
 
@@ -183,7 +180,7 @@ class _End:
         """Send the value directly after it is made, or a second half after all that was sent before
         in its layer, which is in `places`."""
         place = self.op if first else places[self.op.parent]
-        b = Builder.after(self._module.registry, place, loc=made_by(PASS, self.op.loc))
+        b = self._module.after(place, loc=self.op.loc, by=PASS)
         pieces = crossing.way.pieces * crossing.source.parts
         sent = b.op("stg.hand_over", [self.value], {**attrs, "pieces": pieces, **self._more})
         places[self.op.parent] = sent
@@ -200,7 +197,7 @@ class _End:
         value in their layer, which is in `places`."""
         halves = crossing.target.halves
         place = places.setdefault(self.op.parent, self.op) if halves > 1 else self.op
-        b = Builder.before(self._module.registry, place, loc=made_by(PASS, self.op.loc))
+        b = self._module.before(place, loc=self.op.loc, by=PASS)
         name, types = f"{self.value.name}_taken", [self.value.tensor]
         given = {**attrs, "pieces": crossing.target.ways * halves, **self._more}
         taken = b.op("stg.take_over", [self.value], given, types=types, names=[name])

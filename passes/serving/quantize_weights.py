@@ -17,7 +17,6 @@ from stagec.api import (
     Value,
     const,
     evaluate,
-    made_by,
     product,
     read_strategy,
 )
@@ -86,7 +85,6 @@ class QuantizeWeights(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHAPED
 
     format: str = field(
@@ -153,7 +151,7 @@ def widen_routers(module: Module) -> None:
         if len(uses) != 1 or not is_chosen_by(uses[0][0].result):
             continue
         ((op, index, _),) = uses
-        build = Builder.before(module.registry, op, loc=made_by(PASS, op.loc))
+        build = module.before(op, by=PASS)
         weight = _retyped(param, op, WIDE)
         x = cast_to(build, op.operands[1 - index], WIDE)
         operands = (weight, x) if index == 0 else (x, weight)
@@ -275,7 +273,7 @@ class _Weight:
 
     def _multiply(self, weight: Value, shared: Sequence[Value], blocks: _Blocks) -> None:
         op, x = self._op, self._op.operands[1 - self._index]
-        build = Builder.before(self._module.registry, op, loc=made_by(PASS, op.loc))
+        build = self._module.before(op, by=PASS)
         if self._format.compute and x.tensor.dtype != self._format.compute:
             x = self._cast(build, x)
         attrs: dict[str, RawAttr] = {"spec": blocks.spec, "to": op.result.tensor.dtype}

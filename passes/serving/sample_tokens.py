@@ -1,6 +1,6 @@
 """sample-tokens: makes a step of serving return the chosen tokens instead of logits."""
 
-from stagec.api import Builder, Module, Pass, Phase, made_by
+from stagec.api import Module, Pass, Phase, made_by
 from stagec.ir.drafts import most_likely, state
 from stagec.ir.traits import PicksOne
 
@@ -28,7 +28,6 @@ class SampleTokens(Pass):
         }
     """
 
-    name = "sample-tokens"
     needs = Phase.SHAPED
 
     def run(self, module: Module) -> None:
@@ -49,7 +48,7 @@ def sample_tokens(module: Module) -> None:
             returned[index] = chosen.results[0]
             continue
         made = made_by(SampleTokens.name, logits.loc)
-        b = Builder.before(module.registry, body.terminator, loc=made)
+        b = module.before(body.terminator, loc=made)
         returned[index] = most_likely(b, logits, f"{logits.name}_sampled")
     body.terminator.set_operands(returned)
     body.returns = tuple(v.tensor for v in returned)

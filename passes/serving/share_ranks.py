@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from stagec.api import (
-    Builder,
     Expr,
     Module,
     Operation,
@@ -13,7 +12,6 @@ from stagec.api import (
     SymbolRef,
     Value,
     const,
-    made_by,
     read_strategy,
     symbol,
 )
@@ -42,7 +40,6 @@ class ShareRanks(Pass):
     the text `module`, in the phase `partitioned`.
     """
 
-    name = PASS
     needs = Phase.PARTITIONED
     meets = True
 
@@ -70,7 +67,7 @@ def share_ranks(module: Module, draft: Module) -> None:
     copier = Copier({}, sizes, lambda name: f"{DRAFT}/{name}", lambda loc: loc)
     for arg in step.args:
         copier.values[arg] = body.add_arg(copier.named(arg.name), sized(arg.type, sizes), arg.loc)
-    b = Builder.before(module.registry, body.ops[0], loc=made_by(PASS, body.ops[0].loc))
+    b = module.before(body.ops[0], by=PASS)
     for op in step.ops[:-1]:
         if not isinstance(op.definition, Arrive | Depart):
             _name_orders(b.insert(copier.copy(op)))
@@ -104,7 +101,7 @@ def _declare(module: Module, draft: Module, sizes: Mapping[str, Expr]) -> None:
     """Declare the symbols, assumptions and orders of a draft model. Its other declarations, mesh
     and strategy, are no longer needed."""
     renamed = {e.symbol_name: draft.symbols[n] for n, e in sizes.items() if e.symbol_name}
-    b = Builder.before(module.registry, module.main, loc=made_by(PASS, draft.root.loc))
+    b = module.before(module.main, loc=draft.root.loc, by=PASS)
     b.op("stg.symbols", (), {n: True if v is None else v for n, v in sorted(renamed.items())})
     copier = Copier({}, sizes, str, lambda loc: loc)
     for op in draft.declaring("relations", "layers"):

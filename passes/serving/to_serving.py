@@ -65,7 +65,6 @@ class ToServing(Pass):
         }
     """
 
-    name = "to-serving"
     needs = Phase.SHAPED
 
     mode: str = field(default="decode", metadata={"help": "prefill, decode or mixed"})

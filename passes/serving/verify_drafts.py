@@ -38,7 +38,6 @@ class VerifyDrafts(Pass):
         }
     """
 
-    name = "verify-drafts"
     needs = Phase.SHAPED
 
     def run(self, module: Module) -> None:
@@ -58,7 +57,7 @@ def verify_drafts(module: Module) -> None:
     about: dict[str, RawAttr] = {"vocabulary": logits.tensor.shape[2]}
     b = Builder(module.registry, body, 0, loc=made_by(VerifyDrafts.name, tokens.loc))
     _take_drafts(b, tokens, about)
-    b = Builder.before(module.registry, body.terminator, loc=made_by(VerifyDrafts.name, logits.loc))
+    b = module.before(body.terminator, loc=logits.loc, by=VerifyDrafts.name)
     chosen = most_likely(b, logits, CHOSEN)
     depart(b, chosen, chosen.tensor, {"value": CHOSEN, "source": MAIN, "to": DRAFT, **about})
     module.main.attrs["part"] = MAIN

@@ -29,7 +29,6 @@ class Bind(Pass):
         }
     """
 
-    name = "bind"
     needs = Phase.PARSED
     until = Phase.LOWERED
 

@@ -19,7 +19,6 @@ class InferShapes(Pass):
         }
     """
 
-    name = "infer-shapes"
     needs = Phase.PARSED
     gives = Phase.SHAPED
 

@@ -82,8 +82,6 @@ class Inline(Pass):
         }
     """
 
-    name = "inline"
-
     def applies(self, module: Module) -> bool:
         opened = (ParamOp, CallOp)
         return any(

@@ -2,17 +2,7 @@
 
 from collections.abc import Iterator
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Value,
-    is_parameter,
-    made_by,
-    read_strategy,
-)
+from stagec.api import Module, Operation, Pass, Phase, Value, is_parameter, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
@@ -38,7 +28,6 @@ class AddDropout(Pass):
           %r = stg.add(%h, %a_left) : bf16[B, D]
     """
 
-    name = "add-dropout"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -87,6 +76,6 @@ def _drop(module: Module, user: Operation, index: int, rate: str, seed: int) -> 
     """Apply dropout to an operand of an operation."""
     value = user.operands[index]
     names = [f"{value.name}_left", f"{value.name}_mask"]
-    b = Builder.before(module.registry, user, loc=made_by(AddDropout.name, user.loc))
+    b = module.before(user, by=AddDropout.name)
     attrs: dict[str, RawAttr] = {"p": module.root.expr(rate), **({"seed": seed} if seed else {})}
     user.set_operand(index, b.op("stg.dropout", [value], attrs, names=names).results[0])

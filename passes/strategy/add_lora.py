@@ -13,7 +13,6 @@ from stagec.api import (
     TensorType,
     Value,
     const,
-    made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
@@ -72,7 +71,6 @@ class AddLora(Pass):
         }
     """
 
-    name = "add-lora"
     needs = Phase.SHAPED
 
     targets: tuple[str, ...] = field(
@@ -172,7 +170,7 @@ class _Adapter:
         """y = x w becomes x w + x a b."""
         cut, y, x = LowRankCut(op, index), op.result, op.operands[1 - index]
         users = list(y.uses)
-        build = Builder.after(self._module.registry, op, loc=made_by(PASS, op.loc))
+        build = self._module.after(op, by=PASS)
         to = {"to": op.text("to")} if "to" in op.attrs and not self._wide else {}
         low = self._lows.get(x)
         if low is None:

@@ -16,7 +16,6 @@ from stagec.api import (
     Value,
     factor_sizes,
     is_parameter,
-    made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
@@ -73,7 +72,6 @@ class Autocast(Pass):
         }
     """
 
-    name = "autocast"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -171,7 +169,7 @@ class _Caster:
         op.result.type = replace(op.result.tensor, dtype=WIDE)
         product, _ = op.result.uses[0]
         scaled = product.result
-        b = Builder.after(self._module.registry, product, loc=made_by(Autocast.name, op.loc))
+        b = self._module.after(product, loc=op.loc, by=Autocast.name)
         made = cast_to(b, scaled, narrow)
         scaled.replace_with(made)
 
@@ -202,7 +200,7 @@ class _Caster:
             self._together[whole, value] = self._cached[key]
 
     def _before(self, op: Operation) -> Builder:
-        return Builder.before(self._module.registry, op, loc=made_by(Autocast.name, op.loc))
+        return self._module.before(op, by=Autocast.name)
 
     def _copy(self, op: Operation, index: int, packed: Mapping[str, int]) -> None:
         """Give a product with a packed parameter one copy of an operand for each packed product."""

@@ -42,7 +42,6 @@ class ChooseRecompute(Pass):
         }
     """
 
-    name = "choose-recompute"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Strategy, read_strategy
 from stagec.sharding.assumptions import Assumptions
 from stagec.sharding.placer import Placer
 from stagec.sharding.special_factors import special_ops
@@ -48,7 +48,6 @@ class ExchangeDimensions(Pass):
         }
     """
 
-    name = "exchange-dimensions"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:
@@ -88,7 +87,7 @@ def _has(op: Operation, dims: Sequence[str]) -> bool:
 def _exchange_operands(
     module: Module, placer: Placer, op: Operation, names: tuple[str, ...], into: Sequence[str]
 ) -> None:
-    b = Builder.before(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
+    b = module.before(op, by=ExchangeDimensions.name)
     for index, value in enumerate(op.operands):
         if value.tensor.rank > 1:
             source = placer.place(value.tensor.unplaced(), rest=False)
@@ -100,7 +99,7 @@ def _exchange_operands(
 def _exchange_back(
     module: Module, placer: Placer, op: Operation, names: tuple[str, ...], into: Sequence[str]
 ) -> None:
-    b = Builder.after(module.registry, op, loc=made_by(ExchangeDimensions.name, op.loc))
+    b = module.after(op, by=ExchangeDimensions.name)
     result, users = op.results[0], list(op.results[0].uses)
     target = placer.place(result.tensor.unplaced(), rest=False)
     source = placer.moved(result.tensor, names, into)

@@ -12,7 +12,6 @@ from stagec.api import (
     Relation,
     Strategy,
     Value,
-    made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
@@ -71,7 +70,6 @@ class ExpandAttention(Pass):
         }
     """
 
-    name = "expand-attention"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -130,7 +128,7 @@ def expand_attention(
     keys are copied for them instead, unless the copies are a `view`. Packed keys and values are
     unpacked. `drops` is the dropout rate of the shares, which applies in the type of their
     product."""
-    b = Builder.before(module.registry, op, loc=made_by(ExpandAttention.name, op.loc))
+    b = module.before(op, by=ExpandAttention.name)
     q, k, *values = op.operands
     bias = [values.pop()] if op.flag("bias") else []
     sinks = [values.pop()] if op.flag("sinks") else []
@@ -210,13 +208,13 @@ def _hides(module: Module, op: Operation) -> bool:
 
 def _add_mask(module: Module, strategy: Strategy, op: Operation) -> None:
     """Give an attention a mask, and keys and values for each head, in place."""
-    loc = made_by(ExpandAttention.name, op.loc)
+    by = ExpandAttention.name
     by_head = op.definition.eager_forms()["attention"]
     is_one = partial(is_on_rank, module, strategy)
-    if made := by_head(Builder.before(module.registry, op, loc=loc), op, is_one):
+    if made := by_head(module.before(op, by=by), op, is_one):
         replace_op(op, made)
         op = made[0].producer or op
-    b, (q, k, *_) = Builder.before(module.registry, op, loc=loc), op.operands
+    b, (q, k, *_) = module.before(op, by=by), op.operands
     zero = b.value("stg.constant", attrs={"value": 0}, hint=f"{op.result.name}_zero")
     zero = cast_to(b, zero, q.tensor.dtype)
     sizes = (q.tensor.dims[0].size, q.tensor.dims[1].size, k.tensor.dims[1].size)

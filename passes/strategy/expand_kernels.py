@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Strategy, read_strategy
 from stagec.ir.rewrite import replace_op
 from stagec.ir_spec.ops.gated import IN_PLACE
 from stagec.ir_spec.ops.layout import PartOf, Unbind
@@ -45,7 +45,6 @@ class ExpandKernels(Pass):
         }
     """
 
-    name = "expand-kernels"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -76,7 +75,7 @@ def expand_kernels(module: Module, strategy: Strategy) -> None:
         forms = op.definition.eager_forms()
         for name in _named(rule, op, counts=counts):
             expanded = True
-            b = Builder.before(module.registry, op, loc=made_by(ExpandKernels.name, op.loc))
+            b = module.before(op, by=ExpandKernels.name)
             made = forms[name](b, op, partial(is_on_rank, module, strategy))
             operands = list(op.operands)
             if made is None:

@@ -1,6 +1,6 @@
 """expand-loss: replaces a cross entropy by the ops that software runs for it."""
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, Strategy, made_by, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Strategy, read_strategy
 from stagec.ir.opdef import LossForm
 from stagec.ir.rewrite import erase_unused, replace_op
 from stagec.ir_spec.strategy.loss import LossRule
@@ -31,7 +31,6 @@ class ExpandLoss(Pass):
         }
     """
 
-    name = "expand-loss"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -54,7 +53,7 @@ def expand_loss(module: Module, strategy: Strategy, op: Operation) -> bool:
     """Replace one loss by the form of the strategy, in place. Returns whether it has that form."""
     rule = strategy.one(LossRule)
     form = LossForm(rule.form, rule.chunks, _is_split(module, strategy, op))
-    b = Builder.before(module.registry, op, loc=made_by(ExpandLoss.name, op.loc))
+    b = module.before(op, by=ExpandLoss.name)
     loss = op.definition.expanded(b, op, form)
     if loss is None:
         return False

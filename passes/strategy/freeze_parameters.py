@@ -27,7 +27,6 @@ class FreezeParameters(Pass):
         }
     """
 
-    name = "freeze-parameters"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from string import ascii_letters
 
-from stagec.api import Builder, Module, Operation, Pass, Phase, made_by, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, read_strategy
 from stagec.ir.expr import ONE
 from stagec.ir.rewrite import erase_unused, replace_op
 from stagec.ir_spec.ops.activation import Dropout
@@ -46,7 +46,6 @@ class FuseAttention(Pass):
         }
     """
 
-    name = "fuse-attention"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -59,7 +58,7 @@ class FuseAttention(Pass):
             scale = softmax.expr("rsqrt", ONE)
             if scale != q.tensor.dims[-1].size:
                 given["rsqrt"] = scale
-            b = Builder.before(module.registry, values, loc=made_by(self.name, values.loc))
+            b = module.before(values, by=self.name)
             operands, old = [q, k, values.operands[1]], values.result
             new = b.value("stg.attention", operands, given, type=old.type, hint=old.name)
             replace_op(values, [new])

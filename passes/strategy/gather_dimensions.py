@@ -1,18 +1,7 @@
 """gather-dimensions: gathers operands in a dimension whose split an op treats specially, and tokens
 at the ranks of their experts."""
 
-from stagec.api import (
-    Builder,
-    Module,
-    Operation,
-    Pass,
-    Phase,
-    Strategy,
-    Value,
-    made_by,
-    read_strategy,
-    symbol,
-)
+from stagec.api import Module, Operation, Pass, Phase, Strategy, Value, read_strategy, symbol
 from stagec.ir.builder import RawAttr
 from stagec.ir_spec.strategy.gather import GatherRule
 from stagec.ir_spec.strategy.moe import GATHER, MoeRule
@@ -57,7 +46,6 @@ class GatherDimensions(Pass):
         }
     """
 
-    name = "gather-dimensions"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:
@@ -76,8 +64,7 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
     for rule in (rule for rule in strategy.all(GatherRule) if not rule.of):
         attrs: dict[str, RawAttr] = {"again": True} if rule.regather else {}
         for op, operands in _concerned(module, rule).items():
-            made = made_by(GatherDimensions.name, op.loc)
-            b = Builder.before(module.registry, op, loc=made)
+            b = module.before(op, by=GatherDimensions.name)
             for index in operands:
                 value = op.operands[index]
                 whole = placer.moved(value.tensor, rule.dims, ())
@@ -95,7 +82,7 @@ def gather_tokens(module: Module, strategy: Strategy) -> None:
         experts = {d.size for d in _buffer(op).tensor.dims[:1]}
         rules = (r for r in strategy.splits if experts & set(map(symbol, r.dims)))
         axes = {axis for rule in rules for axis in rule.over}
-        b = Builder.before(module.registry, op, loc=made_by(GatherDimensions.name, op.loc))
+        b = module.before(op, by=GatherDimensions.name)
         for index, value in enumerate(op.operands):
             if value is _buffer(op):
                 continue

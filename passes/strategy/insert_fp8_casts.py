@@ -4,7 +4,6 @@ bits."""
 from typing import NamedTuple
 
 from stagec.api import (
-    Builder,
     Loc,
     Module,
     Operation,
@@ -15,7 +14,6 @@ from stagec.api import (
     error,
     factor_sizes,
     is_parameter,
-    made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
@@ -83,7 +81,6 @@ class InsertFp8Casts(Pass):
         }
     """
 
-    name = "insert-fp8-casts"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -125,7 +122,7 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
         dtype = op.result.tensor.dtype
         for index, value in enumerate(op.operands):
             if value not in cast:
-                b = Builder.before(module.registry, op, loc=made_by(InsertFp8Casts.name, loc))
+                b = module.before(op, loc=loc, by=InsertFp8Casts.name)
                 weight = is_parameter(uncast(value))
                 to = types.parameters if weight else types.activations
                 attrs: dict[str, RawAttr] = {"to": to}

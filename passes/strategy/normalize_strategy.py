@@ -35,7 +35,6 @@ class NormalizeStrategy(Pass):
         }
     """
 
-    name = "normalize-strategy"
     needs = Phase.SHAPED
 
     def run(self, module: Module) -> None:

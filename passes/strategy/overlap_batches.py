@@ -66,7 +66,6 @@ class OverlapBatches(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

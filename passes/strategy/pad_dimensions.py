@@ -38,7 +38,6 @@ class PadDimensions(Pass):
         }
     """
 
-    name = "pad-dimensions"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

@@ -29,7 +29,6 @@ class PadVocabulary(Pass):
         }
     """
 
-    name = "pad-vocabulary"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

@@ -55,7 +55,6 @@ class PlaceValues(Pass):
         }
     """
 
-    name = "place-values"
     needs = Phase.SHAPED
     gives = Phase.PLACED
 
@@ -116,7 +115,7 @@ def _place_crossing(module: Module, placer: Placer) -> None:
         elif isinstance(op.definition, Depart):
             value = op.operands[0]
             type_ = placer.place(value.tensor.unplaced(), rest=True, value=value)
-            b = Builder.before(module.registry, op, loc=made_by(PlaceValues.name, op.loc))
+            b = module.before(op, by=PlaceValues.name)
             pinned = b.value("stg.sharding_constraint", [value], type=type_, hint=value.name)
             op.set_operand(0, pinned)
 
@@ -134,7 +133,7 @@ def _place_appended(module: Module) -> None:
             continue
         dims = cache.tensor.dims[-op.operands[kept].tensor.rank :]
         splits = dict(zip(rule.operands[kept], (d.axes for d in dims), strict=True))
-        b = Builder.before(module.registry, op, loc=made_by(PlaceValues.name, op.loc))
+        b = module.before(op, by=PlaceValues.name)
         for index, value in enumerate(op.operands):
             if index != kept:
                 axes = [splits.get(group, ()) for group in rule.operands[index]]

@@ -53,7 +53,6 @@ class RingAttention(Pass):
         }
     """
 
-    name = "ring-attention"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:
@@ -128,7 +127,7 @@ def _run_in_steps(module: Module, op: Operation, form: str) -> None:
     if form == "fused":
         return
     op.attrs["steps"] = form
-    b = Builder.after(module.registry, op, loc=made_by(RingAttention.name, op.loc))
+    b = module.after(op, by=RingAttention.name)
     result = op.results[0]
     result.replace_with(b.value("stg.reorder", [result], hint=f"{result.name}_o"))
 

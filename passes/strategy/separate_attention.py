@@ -2,7 +2,6 @@
 other."""
 
 from stagec.api import (
-    Builder,
     Loc,
     Module,
     Operation,
@@ -84,7 +83,6 @@ class SeparateAttention(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -153,7 +151,7 @@ def _separate(module: Module, stack: LayerStack, suffix: str, loc: Loc) -> None:
     old = declaration_of(first, given) if isinstance(given, SymbolRef) else None
     for op in stack.members:
         _cut(op, names[op], name, loc)
-    b = Builder.before(module.registry, module.main)
+    b = module.before(module.main)
     b.op("stg.order", (), {"layers": order}, symbol=name)
     if old is not None:
         old.erase()

@@ -19,7 +19,6 @@ from stagec.api import (
     Value,
     const,
     letters,
-    made_by,
     read_strategy,
     symbol,
 )
@@ -78,7 +77,6 @@ class ServeLora(Pass):
         }
     """
 
-    name = PASS
     needs = Phase.SHAPED
 
     targets: tuple[str, ...] = field(
@@ -213,7 +211,7 @@ def _adapt(
     """y = x w becomes x w + x a b, of each product."""
     last = max((p.result for p in group), key=_place).producer
     assert last is not None
-    build = Builder.after(module.registry, last, loc=made_by(PASS, group[0].op.loc))
+    build = module.after(last, loc=group[0].op.loc, by=PASS)
     cuts = [LowRankCut(each.op, each.index) for each in group]
     chosen = [adapters.of(each, cut) for each, cut in zip(group, cuts, strict=True)]
     buffers = [list[Value]() for _ in group]

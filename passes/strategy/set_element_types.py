@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from stagec.api import (
-    Builder,
     Loc,
     Module,
     Operation,
@@ -15,7 +14,6 @@ from stagec.api import (
     Type,
     Value,
     is_parameter,
-    made_by,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
@@ -52,7 +50,6 @@ class SetElementTypes(Pass):
         }
     """
 
-    name = "set-element-types"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
@@ -101,7 +98,7 @@ def _cast_users(module: Module, region: Region, param: Value, compute: str, loc:
     if not users:
         return
     first = min((enclosing(user, region) for user, _ in users), key=Operation.position)
-    b = Builder.before(module.registry, first, loc=made_by(SetElementTypes.name, loc))
+    b = module.before(first, loc=loc, by=SetElementTypes.name)
     attrs: dict[str, RawAttr] = {"to": compute}
     attrs |= {"again": True} if region.owner.has(Repeats) else {}
     type_ = replace(param.tensor.inner, dtype=compute, role="")

@@ -33,7 +33,6 @@ class ShardParameters(Pass):
         }
     """
 
-    name = "shard-parameters"
     needs = Phase.PLACED
 
     def applies(self, module: Module) -> bool:

@@ -56,7 +56,6 @@ class SizeExperts(Pass):
         }
     """
 
-    name = "size-experts"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

@@ -55,7 +55,6 @@ class SplitMicrobatches(Pass):
         }
     """
 
-    name = "split-microbatches"
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:

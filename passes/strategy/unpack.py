@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stagec.api import Builder, Module, Operation, Quoted, Value, is_parameter
+from stagec.api import Module, Operation, Quoted, Value, is_parameter
 from stagec.ir.core import renumber
 from stagec.ir.module import uncast
 from stagec.ir.rewrite import drop_unused_bindings, replace_op, slice_into
@@ -30,7 +30,7 @@ def unpack_product(module: Module, unbind: Operation) -> None:
     names = _names(chain[-1].name, len(unbind.results))
     texts = [shape_text(tuple(g for g in s if g != packed)) for s in (*sides, out)]
     spec = f"{','.join(texts[:-1])}->{texts[-1]}"
-    b = Builder.before(module.registry, product, loc=product.loc)
+    b = module.before(product)
     made: list[Value] = []
     for name, part in zip(names, unbind.results, strict=True):
         operands = list(product.operands)

@@ -1,6 +1,8 @@
 """The time of a step as plain data, the object of `stagec time --json`, and on machines that are
 better in one respect."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace

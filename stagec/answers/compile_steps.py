@@ -1,18 +1,17 @@
 """`stagec compile` of several steps of serving: from their list to traces and a summary."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
 from stagec.answers.compiled import CompileAnswer, times_text
 from stagec.answers.time.table import TITLES, seconds_text, spreads_table
+from stagec.formats.base import Format
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.idle_flags import written_without_graphs
@@ -42,9 +41,6 @@ from stagec.support.diagnostics import Diagnostic, error
 from stagec.time.costs.durations import Durations
 from stagec.time.costs.replay_options import ReplayOptions
 from stagec.traces.emit import EmittedJob
-
-if TYPE_CHECKING:
-    from stagec.formats.base import Format
 
 #: The number of first and last steps that are printed if there are many.
 _SHOWN = 4

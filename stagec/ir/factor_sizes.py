@@ -2,6 +2,8 @@
 loads, and routing.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 
 from stagec.ir.core import Operation, Value

@@ -1,5 +1,7 @@
 """Index rules as attributes of op classes, for operands of any rank."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache

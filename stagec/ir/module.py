@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
+from stagec.ir.builder import Builder
 from stagec.ir.core import Attr, Operation, Region, Value
 from stagec.ir.expr import Expr, const, total
 from stagec.ir.facts import Facts, Relation
@@ -14,7 +15,7 @@ from stagec.ir.queries import Queries, TrackedValues, UnitAxes, ask, plain
 from stagec.ir.traits import CopiesMemory, KeepsPart, Recasts
 from stagec.ir.types import PARAMETERS, WEIGHTS, Load, TensorType
 from stagec.support.diagnostics import DiagnosticError, DiagnosticList, error
-from stagec.support.source import Loc, Source
+from stagec.support.source import Loc, Source, made_by
 
 Size = TypeVar("Size")
 #: The symbol of the number of sequences of a step, over all ranks.
@@ -105,6 +106,19 @@ class Module:
     def walk(self) -> Iterator[Operation]:
         """All operations of the module."""
         return self.root.body.walk()
+
+    def before(
+        self, op: Operation, *, loc: Loc | None = None, by: str = "", phase: str | None = None
+    ) -> Builder:
+        """A builder that inserts directly before `op`, by default at its location and in its phase;
+        `by` is the name of the pass that inserts. Raises ValueError if the op is in no region."""
+        return Builder.before(self.registry, op, loc=_loc(loc or op.loc, by), phase=phase)
+
+    def after(
+        self, op: Operation, *, loc: Loc | None = None, by: str = "", phase: str | None = None
+    ) -> Builder:
+        """As `before`, for the place directly after `op`."""
+        return Builder.after(self.registry, op, loc=_loc(loc or op.loc, by), phase=phase)
 
     @property
     def functions(self) -> list[Operation]:
@@ -272,3 +286,7 @@ def is_parameter(value: Value) -> bool:
         return True
     outer = owner.owner
     return value.index < len(outer.operands) and is_parameter(outer.operands[value.index])
+
+
+def _loc(loc: Loc, by: str) -> Loc:
+    return made_by(by, loc) if by else loc

@@ -5,6 +5,8 @@ product of factors, major first, in parentheses: `bs(gr)k,bztgk->bs(gr)k`. All c
 cost or shape reads rules, not names of ops.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

@@ -1,30 +1,24 @@
 """The room of a server for caches: the blocks that fit into the memory of a machine."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import sub
-from typing import TYPE_CHECKING
 
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
-from stagec.jobs.lowered import rooms_of
+from stagec.jobs.figures import CompiledJob
+from stagec.jobs.lowered import LoweredJob, rooms_of
 from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import BLOCK
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import ServedSteps
+from stagec.machines import Machine
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.policy import ServerLimits
 from stagec.serving.requests import HASH_BLOCK, Request
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.sharding.strategy import read_strategy
 from stagec.support.diagnostics import Diagnostic, error
-
-if TYPE_CHECKING:
-    from stagec.jobs.figures import CompiledJob
-    from stagec.jobs.lowered import LoweredJob
-    from stagec.machines import Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,19 @@ Requests and a policy, or a first step, determine the sequences of each step. Di
 compiled once; the trace of a rank has all steps one after the other.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, check_requests, largest_step, page_of, prefix_block
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import MAX_STEPS, SEQUENCES
 from stagec.jobs.session import Session
+from stagec.jobs.step_modules import StepModules
 from stagec.serving.arrivals import requests_of
 from stagec.serving.latency import latencies
 from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, policies_of
@@ -25,10 +25,6 @@ from stagec.serving.served import ServedRequest
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.serving.stepped import ServedStep, StepTime, stepped_server
 from stagec.support.diagnostics import error
-
-if TYPE_CHECKING:
-    from stagec.jobs.request.options import JobOptions
-    from stagec.jobs.step_modules import StepModules
 
 #: The number of steps between two progress messages.
 _OFTEN = 100

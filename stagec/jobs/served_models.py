@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from stagec.jobs.admission import Room, cache_room
 from stagec.jobs.figures import CompiledJob
@@ -15,10 +15,8 @@ from stagec.jobs.request.limit import Limit
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import ServedSteps, StepModules
+from stagec.machines import Machine
 from stagec.serving.step import Step, step_of
-
-if TYPE_CHECKING:
-    from stagec.machines import Machine
 
 T = TypeVar("T")
 AnyJob: TypeAlias = CompiledJob | LoweredJob

@@ -4,6 +4,8 @@ An instrument is any object with `before_pass` and `after_pass`; subclasses of `
 notified of the start, the end and errors.
 """
 
+from __future__ import annotations
+
 import io
 import time
 from collections.abc import Sequence

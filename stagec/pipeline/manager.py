@@ -1,6 +1,8 @@
 """The pass manager: checks the order of passes, runs them, updates the phase, and calls
 instruments."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 
 from stagec.ir.core import NotATensorError

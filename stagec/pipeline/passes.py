@@ -4,6 +4,9 @@ Owns `Pass`, the conversion of options from and to text, and `Plugin`, which reg
 ops.
 """
 
+from __future__ import annotations
+
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from fractions import Fraction
@@ -24,9 +27,15 @@ from stagec.support.suggest import did_you_mean
 _BOOLS = {"true": True, "false": False, "": True}
 
 
+class _NameOfClass:
+    def __get__(self, _: object, owner: type) -> str:
+        """`fast-gelu` for `FastGelu`."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", owner.__name__).lower()
+
+
 class Pass(Frozen):
     """Base of all passes. The docstring is the documentation; its first line states what the pass
-    does.
+    does. The `name` in pipelines is by default that of the class: `KeepInputs` is keep-inputs.
 
     A pass may run while the module is in one of the phases `needs` to `until` (inclusive; without
     `until` exactly `needs`). Afterwards the module is in phase `gives`, or in its previous phase.
@@ -39,7 +48,7 @@ class Pass(Frozen):
     their current modules in `module.peers`.
     """
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = cast("str", _NameOfClass())
     needs: ClassVar[Phase] = Phase.PARSED
     until: ClassVar[Phase | None] = None
     gives: ClassVar[Phase | None] = None

@@ -3,6 +3,8 @@
 Beside it: checks between the functions, or the lowered graphs, of pipeline stages.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 

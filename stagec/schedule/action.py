@@ -4,6 +4,8 @@ A virtual stage is one contiguous part of the model; a chunk is the number of a 
 rank. Virtual stages are numbered over all copies of the model: those of copy c start at c*depth.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -5,6 +5,8 @@ backward, W gradient of the weights, F&B an overlapped pair, each for the share 
 model.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -5,6 +5,8 @@ the plan and carries it out. Without one a step has the sequences that `stagec.s
 chooses.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

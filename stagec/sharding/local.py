@@ -1,6 +1,8 @@
 """Placement of single ops that passes build after propagation, and checks for implicit
 movements."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from itertools import takewhile
 

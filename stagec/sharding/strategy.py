@@ -7,6 +7,8 @@
 Frequent queries have properties of their own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod

@@ -3,6 +3,8 @@
 Names are kept; if two visible values have the same name, the later one gets a number.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 
 from stagec.ir.core import Operation, Region, Value

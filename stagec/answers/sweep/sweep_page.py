@@ -1,16 +1,15 @@
 """The page of a sweep, and its plot of two columns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.answers.sweep.axes import NAMED, Axis
 from stagec.answers.sweep.order import column_named, unbeaten
 from stagec.answers.sweep.rows import SweepRow, fits, notes
+from stagec.answers.sweep.run import SweepAnswer
 from stagec.answers.sweep.table import SweepColumn, chosen_text, value_of
 from stagec.answers.time.table import seconds_text
 from stagec.memory.timeline import ALL
@@ -21,9 +20,6 @@ from stagec.output.page import TableRow, command, figures, page, paragraphs, tab
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.output.tables import bytes_text
 from stagec.support.diagnostics import error
-
-if TYPE_CHECKING:
-    from stagec.answers.sweep.run import SweepAnswer
 
 #: The titles of swept options on the axes of charts; others are titled by their names.
 _FULL = {

@@ -1,21 +1,17 @@
 """The files that `stagec time` can write: a page, and a trace for Perfetto."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stagec.answers.time.timed import Timed
+from stagec.formats.timeline.ranks import Replay
 from stagec.jobs.request.option import AnyText, CommandOption
 from stagec.jobs.request.result import PAGE_OR_PLOT, RESULT
 from stagec.jobs.session import Session
+from stagec.program.nodes import Events
 from stagec.support.diagnostics import error
 from stagec.support.files import new_file
-
-if TYPE_CHECKING:
-    from stagec.answers.time.timed import Timed
-    from stagec.formats.timeline.ranks import Replay
-    from stagec.program.nodes import Events
 
 #: The options of these files.
 TIME_FILES = (

@@ -1,20 +1,15 @@
 """The page of the steps of two pods: one that prefills and one that decodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from stagec.answers.time.pods_answer import PodsTime
 from stagec.answers.time.table import seconds_text
 from stagec.answers.time.time_page import levers, path_table, step_facts
 from stagec.output.bars import Bar, Bars
 from stagec.output.page import command, facts, figures, page, paragraphs
 from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, ranks_text
-
-if TYPE_CHECKING:
-    from stagec.answers.time.pods_answer import PodsTime
 
 
 def pods_page(answer: PodsTime) -> str:

@@ -1,21 +1,17 @@
 """The page of `stagec time --html`, a self-contained file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
+from stagec.answers.time.timed import Timed
 from stagec.jobs.request.command_line import step_command
 from stagec.output.bars import Bar, Bars
 from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
 from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, count_text, ranks_text, verdict_text
-
-if TYPE_CHECKING:
-    from stagec.answers.time.timed import Timed
 
 _SCRIPTS = (
     *("output/moment.js", "answers/time/data.js", "answers/time/lanes.js"),
