@@ -352,6 +352,49 @@ TOWERS: Mapping[str, Keys] = {
         "text_config": {**_LLAMA, "model_type": "llama"},
         "vision_config": {**_VISION, "model_type": "idefics3_vision"},
     },
+    "cohere2_vision": {
+        "text_config": {**_LLAMA, "model_type": "cohere2", "sliding_window": 4},
+        "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
+        "alignment_intermediate_size": 16,
+    },
+    "lighton_ocr": {
+        "text_config": {**_LLAMA, "model_type": "qwen3", "head_dim": 4},
+        "vision_config": {**_VISION, "model_type": "pixtral"},
+    },
+    "lfm2_vl": {
+        "text_config": {**_LLAMA, "model_type": "lfm2", "full_attn_idxs": [0]},
+        "vision_config": {**_VISION, "model_type": "siglip2_vision_model", "num_patches": 9},
+        "projector_hidden_size": 16,
+    },
+    "exaone4_5": {
+        "text_config": {**_LLAMA, "model_type": "exaone4"},
+        "vision_config": {
+            "depth": 2,
+            "hidden_size": 8,
+            "intermediate_size": 16,
+            "num_heads": 4,
+            "num_key_value_heads": 2,
+            "out_hidden_size": 16,
+        },
+    },
+    "step3p7": {
+        "text_config": {
+            **_LLAMA,
+            "head_dim": 4,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+            "sliding_window": 4,
+        },
+        "vision_config": {
+            "width": 8,
+            "layers": 2,
+            "heads": 2,
+            "patch_size": 2,
+            "image_size": 4,
+            "mlp_ratio": 2,
+        },
+    },
     "aya_vision": {
         "text_config": {**_LLAMA, "model_type": "cohere2", "sliding_window": 4},
         "vision_config": {**_VISION, "model_type": "siglip_vision_model"},

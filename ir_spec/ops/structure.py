@@ -187,12 +187,12 @@ class FuncOp(Declaration):
     the function returns their new values.
 
     A `private` function is a block that others call. It may leave out the types of all arguments. A
-    call may leave out the last `optional` arguments. With `stages`, the ranks at these coordinates
-    along the axis `over` run the function; `parameters` is then the number of parameters of the
-    whole model, `trainable` the number of trained ones if others are frozen. With `part`, the
-    function is a part of the model; `peers` are the other parts that train parameters. The part
-    `main` has the loss. With `freed`, gradients do not exist before backward; with `consumed`, they
-    are freed by the update that uses them.
+    call may leave out the last `optional` arguments and `optional_results` results. With `stages`,
+    the ranks at these coordinates along the axis `over` run the function; `parameters` is then the
+    number of parameters of the whole model, `trainable` the number of trained ones if others are
+    frozen. With `part`, the function is a part of the model; `peers` are the other parts that train
+    parameters. The part `main` has the loss. With `freed`, gradients do not exist before backward;
+    with `consumed`, they are freed by the update that uses them.
     """
 
     name = "stg.func"
@@ -201,6 +201,7 @@ class FuncOp(Declaration):
     params = (
         Param("private", "flag", "a block, which others call"),
         Param("optional", "int", "how many of its last arguments a call may leave out"),
+        Param("optional_results", "int", "how many of its last results a call may leave out"),
         Param("over", "axis", "the axis of pipeline stages"),
         Param("stages", "ints", "the stages that run it"),
         Param("parameters", "size", "parameters of the whole model"),

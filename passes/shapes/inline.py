@@ -214,7 +214,8 @@ class _Inliner:
             region.insert(place + number, op)
         self._check_sizes(call, made, name)
         self._assume(call, block, sizes)
-        returned = [copier.given(v, body.terminator) for v in body.terminator.operands]
+        taken = body.terminator.operands[: len(call.results)]
+        returned = [copier.given(v, body.terminator) for v in taken]
         for value, type_ in zip(returned, body.returns, strict=False):
             _settle(value, sized(type_, sizes), made_by(f"@{name}", body.terminator.loc))
         for result, value in zip(call.results, returned, strict=True):
@@ -252,9 +253,10 @@ class _Inliner:
         body = block.func.body
         takes, gives = len(body.args), len(body.terminator.operands)
         least = takes - block.func.integer("optional", 0)
+        fewest = gives - block.func.integer("optional_results", 0)
         for what, given, expected in (
             ("arguments", len(call.operands), range(least, takes + 1)),
-            ("results", len(call.results), range(gives, gives + 1)),
+            ("results", len(call.results), range(fewest, gives + 1)),
         ):
             if given not in expected:
                 counts = " to ".join(map(str, sorted({expected[0], expected[-1]})))

@@ -29,7 +29,7 @@ _WIDTH = ("hidden_size", "n_embd", "d_model", "n_embed")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _GROUPS = (
     *("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
-    "kv_n_heads",
+    *("kv_n_heads", "num_attention_groups"),
 )
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _TOP = ("num_experts_per_tok", "moe_topk", "num_experts_per_token")

@@ -108,10 +108,14 @@ def image_tokens(config: Config, text: ModelText, image: int) -> None:
 
 
 def siglip(vision: Config, text: ModelText) -> Idle:
-    """Declare the tower of SigLIP (arXiv 2303.15343), with its pooling head if `vision_use_head` is
-    set."""
+    """Declare the tower of SigLIP (arXiv 2303.15343) or SigLIP 2 (2502.14786), which states the
+    number of patches, with its pooling head if `vision_use_head` is set."""
     read_idle(vision, text, width=768, inner=3072, layers=12, patch=16)
-    image_tokens(vision, text, 224)
+    if vision.text("model_type", default="").startswith("siglip2"):
+        read_size(vision, text, "N_v", "num_patches", default=256)
+        vision.skip("image_size")
+    else:
+        image_tokens(vision, text, 224)
     headed = vision.flag("vision_use_head", default=False)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
     vision.skip("max_image_size", "vocab_size")

@@ -11,7 +11,7 @@ from stagec.importers.writing.text import ModelText
 
 _KINDS = (
     *("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su", "ntk", "mrope"),
-    "proportional",
+    *("proportional", "deepseek_yarn"),
 )
 #: The keys of a scaling that its kind does not use.
 _UNREAD = """
@@ -46,7 +46,7 @@ def read_bases(
     text: ModelText,
     kinds: Mapping[str, tuple[str, int]],
     *,
-    nested: str,
+    nested: str = "",
     local_key: str = "rope_local_base_freq",
     share: Fraction = Fraction(1),
 ) -> dict[str, Rope]:
@@ -71,6 +71,17 @@ def read_bases(
     if parameters is not None:
         parameters.finish()
     return ropes
+
+
+def shares_of_kinds(config: Config, kinds: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """The rotated share of a head in each kind of layers, by the objects of `read_bases`, else by
+    `partial_rotary_factor`, else the default of the kind."""
+    parameters, shares = config.section("rope_parameters"), dict(kinds)
+    for kind, default in kinds.items():
+        inner = parameters.section(kind) if parameters is not None else None
+        share = config.ratio("partial_rotary_factor", default=default)
+        shares[kind] = inner.ratio("partial_rotary_factor", default=share) if inner else share
+    return shares
 
 
 def read_part(
@@ -127,7 +138,7 @@ def read_scaling(
 ) -> str:
     """A scaling as static parameters of `stg.rope`, "" if frequencies are not scaled. A kind that
     has no effect in a training step adds a note to the text."""
-    kind = scaling.word("rope_type", "type", among=_KINDS, default="default")
+    kind = _kind_of(scaling)
     if kind == "proportional":
         share = scaling.ratio("partial_rotary_factor", default=share)
         factor = _factor(scaling) if scaling.has("factor") else Fraction(1)
@@ -145,6 +156,11 @@ def read_scaling(
     scaling.skip(*_UNREAD.split())
     scaling.finish()
     return ", ".join(words)
+
+
+def _kind_of(scaling: Config) -> str:
+    kind = scaling.word("rope_type", "type", among=_KINDS, default="default")
+    return kind.removeprefix("deepseek_")
 
 
 _NOTES = {
@@ -269,7 +285,7 @@ def score_share(config: Config) -> Fraction:
     multiplies scores by m^2 with m = 1 + mscale_all_dim/10 log(factor), so the share is 1/m^4
     (deepseek-ai/DeepSeek-V3, inference/model.py); 1 without YaRN."""
     for section in (config.section("rope_parameters"), config.section("rope_scaling")):
-        kind = section.word("rope_type", "type", among=_KINDS, default="") if section else ""
+        kind = _kind_of(section) if section else ""
         if section is not None and kind == "yarn":
             grown = float(section.ratio("mscale_all_dim", default=0)) * log(_factor(section)) / 10
             return _short_fraction((1 + grown) ** -4)

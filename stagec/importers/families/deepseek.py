@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import groupby, pairwise
+from typing import Literal
 
-from stagec.importers.common.decoder_model import DecoderModel, PerLayer, Sizes
+from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
 from stagec.importers.common.positions import growing_temperature, score_share
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import Attention, Block, FeedForward, Rope
-from stagec.importers.writing.stack import Decoder, root
-from stagec.importers.writing.text import Callee, ModelText
+from stagec.importers.writing.blocks import RMS, Attention, Block, FeedForward, Rope
+from stagec.importers.writing.stack import Decoder, Sublayer, root
+from stagec.importers.writing.text import Body, Callee, ModelText
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,15 @@ class Latent:
     rope: Rope | None = field(default_factory=Rope)
     share: Fraction = Fraction(1)
     temperature: str = ""
-    indexed: bool = False
+    indexed: Literal["", "yes", "given"] = ""
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
-        symbols = ["D H C K R W theta", "Q" * self.low_rank, "H_i J N_keys" * self.indexed]
+        symbols = [
+            "D H C K R W theta",
+            "Q" * self.low_rank,
+            "H_i J N_keys" * (self.indexed == "yes"),
+        ]
         return text.use("mla", " ".join(symbols), *self._options())
 
     def _options(self) -> Iterator[str]:
@@ -41,7 +47,7 @@ class Latent:
         if self.share != 1:
             part = f"{self.share.numerator}*(K + R)/{self.share.denominator}"
             yield f"mask = (causal, rsqrt = {part})"
-        yield from ["indexed"] if self.indexed else []
+        yield from {"yes": ["indexed"], "given": ["indexed = given"]}.get(self.indexed, [])
 
 
 @reads("DeepSeekMoE", "deepseek", features="dense first, shared experts")
@@ -102,16 +108,34 @@ def sigmoid_stack(
     inner: int = 2048,
     dense: int = 3,
     scale: Fraction = Fraction("2.5"),
+    normed: bool = False,
 ) -> ModelText:
-    """Dense layers first, then experts chosen by sigmoids; the arguments are defaults of missing
-    keys."""
+    """Dense layers first, then experts chosen by sigmoids, whose sum may be `normed`; the other
+    arguments are defaults of missing keys."""
     config = model.config
     mixture = model.sigmoid_experts(count=count, top=top, inner=inner, shared=1, scale=scale)
+    mixture = replace(mixture, out_norm=normed)
     plain = FeedForward(model.activation())
     dense = config.count("first_k_dense_replace", default=dense)
     config.only("moe_layer_freq", 1)
     blocks = model.dense_first(dense, mixture, plain)
     return model.stack(mixer, blocks)
+
+
+@reads("Sarvam with latents", "sarvam_mla", features="DeepSeek-V3 with full queries")
+def read_sarvam_mla(config: Config) -> ModelText:
+    """Sarvam 105B: DeepSeek-V3 without a latent of queries."""
+    config.skip("q_head_dim")
+    sizes = Sizes(4096, 16384, 32, 64, 262144, 4096)
+    model, mixer = latent_of(config, sizes, LatentSizes(queries=0))
+    return sigmoid_stack(model, mixer, count=128, dense=1)
+
+
+@reads("A.X K1", "axk1", features="DeepSeek-V3, a norm behind the experts")
+def read_axk1(config: Config) -> ModelText:
+    """A.X K1: DeepSeek-V3 with a norm after the experts."""
+    model, mixer = latent_of(config, Sizes(7168, 18432, 61, 64, 163840, 131072))
+    return sigmoid_stack(model, mixer, count=192, dense=1, normed=True)
 
 
 @reads("Mistral 4", "mistral4", features="latent attention, queries grow, a shared expert")
@@ -136,6 +160,13 @@ def read_mistral4(config: Config) -> ModelText:
 @reads("DeepSeek-V3.2", "deepseek_v32", features="an indexer selects 2048 keys")
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3 with attention to selected keys."""
+    model, latent = _indexed(config)
+    config.words("indexer_types", among=("full",), length=model.count)
+    return sigmoid_stack(model, latent)
+
+
+def _indexed(config: Config) -> tuple[DecoderModel, Latent]:
+    """The model with the sizes of latent attention and of its indexer."""
     model, latent = latent_of(config, Sizes(7168, 18432, 61, 128, 129280, 4096))
     if "Q" not in model.text.symbols:
         raise config.refuse("q_lora_rank", "is null, but the indexer needs a latent of the queries")
@@ -143,15 +174,16 @@ def read_deepseek_v32(config: Config) -> ModelText:
     read_size(config, model.text, "J", "index_head_dim", default=128)
     read_size(config, model.text, "N_keys", "index_topk", default=2048)
     config.skip("indexer_rope_interleave")
-    config.words("layer_types", among=("indexed_attention",), length=model.count)
-    config.words("indexer_types", among=("full",), length=model.count)
-    return sigmoid_stack(model, replace(latent, indexed=True))
+    names = ("indexed_attention", "deepseek_sparse_attention")
+    config.words("layer_types", among=names, length=model.count)
+    return model, replace(latent, indexed="yes")
 
 
 @dataclass(frozen=True, slots=True)
 class LatentSizes:
     """The defaults of missing keys of latent attention: the unrotated and rotated elements of a
-    head and those of its values (0: heads share the width), and the ranks of keys and queries."""
+    head and those of its values (0: heads share the width), and the ranks of keys and queries (0:
+    queries have no latent)."""
 
     kept: int = 128
     turned: int = 64
@@ -175,7 +207,8 @@ def latent_of(
         config, model.text, "W", "v_head_dim", default=own.values or model.width // model.heads
     )
     read_size(config, model.text, "C", "kv_lora_rank", default=own.keys)
-    low_rank = config.has("q_lora_rank") or not config.names("q_lora_rank")
+    unstated = bool(own.queries) and not config.names("q_lora_rank")
+    low_rank = config.has("q_lora_rank") or unstated
     if low_rank:
         read_size(config, model.text, "Q", "q_lora_rank", default=own.queries)
     return model, Latent(low_rank, model.rope(), score_share(config))
@@ -216,5 +249,76 @@ def read_glm4_moe_lite(config: Config) -> ModelText:
 
 @reads("GLM-5", "glm_moe_dsa", features="latent attention with an indexer")
 def read_glm5(config: Config) -> ModelText:
-    """GLM-5: DeepSeek-V3.2 by its keys."""
-    return read_deepseek_v32(config)
+    """GLM-5: DeepSeek-V3.2 by its keys. From GLM-5.2 on, most layers take the keys that an earlier
+    one selected: these are one kind of layers together."""
+    model, latent = _indexed(config)
+    types = _indexers(model)
+    config.skip("index_share_for_mtp_iteration", "moe_router_dtype")
+    if "shared" not in types:
+        return sigmoid_stack(model, latent)
+    mixture = model.sigmoid_experts(count=256, top=8, inner=2048, shared=1, scale=Fraction("2.5"))
+    dense = config.count("first_k_dense_replace", default=3)
+    config.only("moe_layer_freq", 1)
+    blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
+    starts = [i for i, each in enumerate(types) if each == "full"]
+    kinds: dict[str, _Selecting] = {}
+    order: list[str] = []
+    for start, end in pairwise([*starts, model.count]):
+        names = [name for name, _ in blocks[start:end]]
+        runs = [(name, len([*run])) for name, run in groupby(names)]
+        order.append("_".join(f"{name}{n if n > 1 else ''}" for name, n in runs))
+        kinds[order[-1]] = _Selecting(model.text, latent, tuple(blocks[start:end]))
+    return Decoder(tied=model.tied()).write(model.text, kinds, order)
+
+
+def _indexers(model: DecoderModel) -> tuple[str, ...]:
+    """For each layer, whether it has an indexer (full), by a list, a word of letters F and S, or a
+    period and the layer at which it begins."""
+    config, names = model.config, {"F": "full", "S": "shared"}
+    types = config.words("indexer_types", among=names.values(), length=model.count)
+    word = config.text("index_topk_pattern", default="")
+    every = config.size("index_topk_freq", default=1)
+    begin = config.count("index_skip_topk_offset", default=2) - 1
+    if word and not types:
+        if len(word) != model.count or set(word) - set(names):
+            raise config.wrong("index_topk_pattern", f"a word of {model.count} letters F and S")
+        types = tuple(names[letter] for letter in word)
+    default = ("full" if max(i - begin, 0) % every == 0 else "shared" for i in range(model.count))
+    types = types or tuple(default)
+    if types[0] != "full":
+        raise config.refuse("indexer_types", "has no full indexer in the first layer")
+    return types
+
+
+@dataclass(frozen=True, slots=True)
+class _Selecting:
+    """A layer whose indexer selects keys, and layers that take the same ones, each with one of
+    these feed-forward blocks."""
+
+    text: ModelText
+    latent: Latent
+    blocks: tuple[Named, ...]
+
+    def write(self, body: Body, x: str) -> str:
+        """Append the layers on `x`, and return the name of the result."""
+        for number, (name, block) in enumerate(self.blocks, 1):
+            if number == 1:
+                body.do(f"%h1, %keys = stg.call @{self._layer(name, block, 'yes')}({x})")
+            else:
+                layer = self._layer(name, block, "given")
+                body.do(f"%h{number} = stg.call @{layer}(%h{number - 1}, %keys)")
+        return f"%h{len(self.blocks)}"
+
+    def _layer(self, name: str, block: Block, indexed: Literal["yes", "given"]) -> Callee:
+        """The function of a layer, which returns the keys that it selects."""
+        attention = replace(self.latent, indexed=indexed).write(self.text)
+        body, selects = Body(), indexed == "yes"
+        n1 = RMS.write(body, "n1", "%h", "attn_norm")
+        results, given = ("%a, %keys", n1) if selects else ("%a", f"{n1}, %keys")
+        body.do(f"{results} = stg.call @{attention}({given})")
+        r1 = body.let("r1", "stg.add(%h, %a)")
+        added = Sublayer(block.write(self.text), "ffn").write(body, r1, 2)
+        r2 = body.let("r2", f"stg.add({r1}, {added})")
+        body.do(f"stg.return({r2}, %keys)" if selects else f"stg.return({r2})")
+        kind = f"{name}_selecting" if selects else f"{name}_sharing"
+        return self.text.function(kind, "%h" if selects else "%h, %keys", body)

@@ -7,7 +7,14 @@ from fractions import Fraction
 
 from stagec.importers.common.idle import Idle, image_tokens, read_idle, tower_of
 from stagec.importers.common.sizes import read_size
-from stagec.importers.families import deepseek, llama, mixture, windows
+from stagec.importers.families import (
+    deepseek,
+    gated_heads,
+    llama,
+    mixture,
+    short_convolutions,
+    windows,
+)
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.families.windows import GEMMA_NORM, read_gemma3, read_llama4
 from stagec.importers.family import Reader, declared_in
@@ -33,7 +40,7 @@ from stagec.importers.writing.towers import (
 
 _LANGUAGES = {
     name: family
-    for readers in (llama, mixture, windows, deepseek)
+    for readers in (llama, mixture, windows, deepseek, gated_heads, short_convolutions)
     for family in declared_in(readers.__name__)
     for name in family.model_types
 }

@@ -22,6 +22,17 @@ def read_llama(config: Config) -> ModelText:
     return model.stack(mixer, block)
 
 
+@reads("IQuest-Coder", "iquestcoder", features="Llama's computation")
+def read_iquestcoder(config: Config) -> ModelText:
+    """IQuest-Coder: Llama."""
+    model = DecoderModel(config, Sizes(5120, 27648, 80, 40, 76800, 131072, groups=8, dim=128))
+    config.only("clip_qkv")
+    config.only("use_sliding_window", False)
+    config.skip("sliding_window", "max_window_layers")
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return model.stack(model.biased(Attention(rope=model.rope())), block)
+
+
 @reads("Mistral", "mistral", "ministral", features="windows")
 def read_mistral(config: Config) -> ModelText:
     """Mistral (arXiv 2310.06825): a window in every layer, or in those of `layer_types`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 
 from stagec.importers.common.idle import (
     Idle,
@@ -129,9 +130,39 @@ def _moon(vision: Config, text: ModelText) -> Idle:
     return idle
 
 
+def _perception(vision: Config, text: ModelText) -> Idle:
+    """Declare the tower of Step 3.7: patches without a bias, layers that scale their results, and
+    two convolutions of 3 x 3 that each halve the sides and double the width."""
+    width = read_size(vision, text, "D_v", "hidden_size", "width", default=1536)
+    inner = int(vision.ratio("mlp_ratio", default=Fraction(8960, 1536)) * width + Fraction(1, 2))
+    text.symbol("F_v", inner, "mlp_ratio * width")
+    count = vision.layers("num_hidden_layers", "layers", default=47)
+    text.symbol("L_v", count, "layers of the tower")
+    read_size(vision, text, "C", "num_channels", default=3)
+    text.symbol("P_v", vision.side("patch_size", default=14), "patch_size")
+    image_tokens(vision, text, 728)
+    vision.fixed(use_cls_token=False, use_ln_pre=True, use_ln_post=False, use_abs_posemb=True)
+    vision.fixed(use_rope2d=True, output_dim=None, pool_type="none")
+    vision.skip("num_attention_heads", "heads", "hidden_act", "intermediate_size", "ls_init_value")
+    vision.skip("layer_scale_init_value", "rope_parameters", "max_position_embeddings")
+    idle = Idle(text)
+    idle.matrix("patch", "C, P_v, P_v, D_v")
+    idle.param("positions", "N_v, D_v")
+    idle.norm("pre_norm", "D_v")
+    idle.layers()
+    idle.param("attn_scale mlp_scale", "L_v, D_v")
+    idle.matrix("halved", "D_v, 3, 3, 2*D_v", "2*D_v")
+    idle.matrix("quartered", "2*D_v, 3, 3, 4*D_v", "4*D_v")
+    vision.finish()
+    return idle
+
+
 _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
     "clip_vision_model": clip,
     "siglip_vision_model": siglip,
+    "siglip2_vision_model": siglip,
+    "perception_encoder": _perception,
+    "step3p5_vision": _perception,
     "idefics3_vision": siglip,
     "smolvlm_vision": siglip,
     "pixtral": _pixtral,
@@ -210,6 +241,13 @@ def _llava(config: Config, idle: Idle) -> None:
         idle.param("image_newline", "D")
 
 
+@_families(
+    "LightOnOCR",
+    "lighton_ocr",
+    features="Qwen3; tower of Pixtral, 2 x 2 merger",
+    tower="pixtral",
+    words="qwen3",
+)
 @_families(
     "Mistral 3",
     "mistral3",
@@ -292,6 +330,63 @@ def _gated(config: Config, idle: Idle) -> None:
     idle.norm("projector_norm", "U_v")
     idle.matrix("projector_in", "U_v, 2, J_v", "2, J_v")
     idle.matrix("projector_out", "J_v, D", "D")
+
+
+@_families(
+    "Command A Vision",
+    "cohere2_vision",
+    features="Command A; tower of SigLIP, a gate",
+    words="cohere2",
+)
+def _wide_gated(config: Config, idle: Idle) -> None:
+    """Command A Vision: a pixel shuffle, and two products with a gate between them."""
+    factor = config.size("downsample_factor", default=2)
+    idle.text.symbol("U_v", factor**2 * idle.text.value("D_v"), "downsample_factor^2 * width")
+    inner = config.size("alignment_intermediate_size", default=36864)
+    config.divides("alignment_intermediate_size", 2, inner)
+    idle.text.symbol("J_v", inner // 2, "alignment_intermediate_size / 2")
+    idle.matrix("projector_in", "U_v, 2, J_v", "2, J_v")
+    idle.matrix("projector_out", "J_v, D", "D")
+
+
+@_families(
+    "LFM2-VL",
+    "lfm2_vl",
+    features="LFM2; tower of SigLIP 2, pixel shuffle",
+    tower="siglip2_vision_model",
+    words="lfm2",
+)
+def _normed(config: Config, idle: Idle) -> None:
+    """LFM2-VL: a pixel shuffle, a norm by a key, and two products."""
+    factor = config.size("downsample_factor", default=2)
+    idle.text.symbol("U_v", factor**2 * idle.text.value("D_v"), "downsample_factor^2 * width")
+    read_size(config, idle.text, "J_v", "projector_hidden_size", default=2560)
+    bias = config.flag("projector_bias", default=True)
+    if config.flag("projector_use_layernorm", default=True):
+        idle.norm("projector_norm", "U_v")
+    config.skip(*(key for key in config.members if key in _OF_PROCESSOR.split()))
+    idle.matrix("projector_in", "U_v, J_v", "J_v" if bias else "")
+    idle.matrix("projector_out", "J_v, D", "D" if bias else "")
+
+
+_OF_PROCESSOR = """
+    do_image_splitting encoder_patch_size max_image_tokens max_num_patches max_pixels_tolerance
+    max_tiles min_image_tokens min_tiles tile_size use_image_special_tokens use_thumbnail
+"""
+
+
+@_families(
+    "Step 3.7",
+    "step3p7",
+    features="Step 3.5; tower of its own, two convolutions",
+    tower="step3p5_vision",
+    words="step3p5",
+)
+def _convolved(config: Config, idle: Idle) -> None:
+    config.skip("understand_projector_stride", "image_token_len", "patch_token_len")
+    config.skip("im_start_token", "im_end_token", "im_patch_token")
+    bias = config.flag("projector_bias", default=False)
+    idle.matrix("projector", "4*D_v, D", "D" if bias else "")
 
 
 @_families("Voxtral", "voxtral", features="Llama; encoder of Whisper", tower="voxtral_encoder")

@@ -4,6 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
+from stagec.importers.common.positions import read_bases
 from stagec.importers.families.llama import skip_hunyuan
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -16,6 +17,7 @@ from stagec.importers.writing.blocks import (
     Attention,
     Experts,
     FeedForward,
+    Norm,
 )
 from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import ModelText
@@ -77,6 +79,26 @@ def _sparse(model: DecoderModel, mixture: Experts) -> list[Named]:
     ]
 
 
+@reads("Mellum 2", "mellum", features="Qwen3-MoE with windows")
+def read_mellum(config: Config) -> ModelText:
+    """Mellum 2: Qwen3-MoE whose layers with a window have their base of positions."""
+    sizes = Sizes(2304, 7168, 28, 32, 98304, 131072, groups=4, dim=128)
+    model = DecoderModel(config, sizes)
+    full, sliding = "full_attention", "sliding_attention"
+    kinds = {full: ("theta", 500000), sliding: ("theta_local", 10000)}
+    ropes = read_bases(config, model.text, kinds, nested="")
+    mixture = model.experts(count=64, top=8, inner=896, normalize=model.flag("norm_topk_prob"))
+    mixer = model.biased(Attention(qk_norm=RMS, rope=ropes[full]))
+    size = config.size("sliding_window", default=1024, most=1 << 30)
+    model.text.symbol("W", size, "sliding_window")
+    local = replace(mixer, rope=ropes[sliding], mask="causal, window = W")
+    types = model.windows([False] * model.count)
+    mixers = [("local", local) if each else ("global", mixer) for each in types]
+    config.skip("mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers", "use_sliding_window")
+    config.skip("decoder_sparse_step", "mlp_only_layers", "max_window_layers")
+    return model.stack(mixers, model.dense_first(0, mixture, FeedForward(model.activation())))
+
+
 @reads("OLMoE", "olmoe", features="q and k normed over all heads")
 def read_olmoe(config: Config) -> ModelText:
     """OLMoE (arXiv 2409.02060): queries and keys are normed over all heads."""
@@ -132,20 +154,77 @@ def read_granitemoe(config: Config) -> ModelText:
 
 
 def _granite(model: DecoderModel, blocks: PerLayer) -> ModelText:
-    config = model.config
-    scale = config.positive("attention_multiplier", default=1)
-    mask = f"causal, rsqrt = {1 / scale**2}"
-    mixer = model.biased(Attention(rope=model.rope(), mask=mask))
-    if config.word("position_embedding_type", among=("rope", "nope"), default="rope") == "nope":
+    mixer = _granite_heads(model)
+    position = model.config.word("position_embedding_type", among=("rope", "nope"), default="rope")
+    if position == "nope":
         mixer = replace(mixer, rope=None)
+    return _multiplied(model, mixer, blocks)
+
+
+def _granite_heads(model: DecoderModel) -> Attention:
+    """Attention whose scores are times `attention_multiplier`."""
+    scale = model.config.positive("attention_multiplier", default=1)
+    mask = f"causal, rsqrt = {(1 / scale**2).limit_denominator(10**6)}"
+    return model.biased(Attention(rope=model.rope(), mask=mask))
+
+
+def _multiplied(
+    model: DecoderModel,
+    mixers: PerLayer,
+    blocks: PerLayer,
+    *,
+    tied: bool = False,
+    divided: bool = True,
+    post: Norm | None = None,
+) -> ModelText:
+    """The stack with the multipliers of Granite; logits are `divided` by theirs, or times it."""
+    config = model.config
     logits = config.positive("logits_scaling", default=1)
     decoder = Decoder(
-        tied=model.tied(),
+        tied=model.tied(tied),
         embed_scale=config.ratio("embedding_multiplier", default=1),
-        logit_scale=1 / logits,
+        logit_scale=1 / logits if divided else logits,
     )
     residual = config.ratio("residual_multiplier", default=1)
-    return model.stack(mixer, blocks, decoder, scale=residual)
+    return model.stack(mixers, blocks, decoder, scale=residual, post=post)
+
+
+@reads("Granite with windows", "granite_swa", features="Granite, windows 3:1, sinks")
+def read_granite_swa(config: Config) -> ModelText:
+    """Granite with a sink in each head, windows in three layers of four, and a base of positions
+    for each layer, of which 0 means none."""
+    sizes = Sizes(2560, 8192, 24, 20, 100352, 8192, groups=4)
+    model = DecoderModel(config, sizes)
+    mixer = replace(_granite_heads(model), sinks=True)
+    bases = config.sizes("layer_rope_theta", length=model.count, least=0, most=1 << 48)
+    local = model.windows([i % 4 != 0 for i in range(model.count)])
+    windowed = model.in_window(mixer, model.window(128))
+    symbols = {theta: f"theta_{n}" for n, theta in enumerate(sorted(set(bases) - {0}))}
+    mixers: list[Named] = []
+    for layer, is_local in enumerate(local):
+        name, block = ("local", windowed) if is_local else ("global", mixer)
+        if bases:
+            base, rope = bases[layer], mixer.rope
+            symbol = symbols.get(base, "")
+            name += f"_{symbol.removeprefix('theta_') or 'still'}"
+            if symbol:
+                model.text.symbol(symbol, base, "layer_rope_theta")
+            assert isinstance(block, Attention)
+            block = replace(block, rope=replace(rope, base=symbol) if symbol and rope else None)
+        mixers.append((name, block))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return _multiplied(model, mixers, block, tied=True)
+
+
+@reads("HyperCLOVA X", "hyperclovax", features="Granite's multipliers, norms behind the blocks")
+def read_hyperclovax(config: Config) -> ModelText:
+    """HyperCLOVA X: Granite with norms after the blocks, logits times their multiplier."""
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
+    own = config.has("attention_multiplier")
+    mixer = _granite_heads(model) if own else model.biased(Attention(rope=model.rope()))
+    post = RMS if model.flag("use_post_norm", True) else None
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return _multiplied(model, mixer, block, divided=False, post=post)
 
 
 @reads("GLM-4.5", "glm4_moe", features="dense first, sigmoid routing, shared")

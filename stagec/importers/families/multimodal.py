@@ -19,7 +19,7 @@ from stagec.importers.families.images import (
 )
 from stagec.importers.families.images_llama import read_mllama_images
 from stagec.importers.families.linear_attention import read_qwen3_5, read_qwen3_5_moe
-from stagec.importers.families.llama import read_glm4v_text, read_qwen2, read_qwen3
+from stagec.importers.families.llama import read_exaone4, read_glm4v_text, read_qwen2, read_qwen3
 from stagec.importers.families.mixture import read_glm4_moe, read_qwen3_moe
 from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config
@@ -154,6 +154,22 @@ def read_qwen2_5_vl(config: Config) -> ModelText:
     return idle.beside()
 
 
+@reads("EXAONE 4.5", "exaone4_5", features="EXAONE 4; tower of Qwen2.5-VL, grouped queries")
+def read_exaone4_5(config: Config) -> ModelText:
+    """EXAONE 4.5: EXAONE 4 with the tower of Qwen2.5-VL, whose queries share heads of keys."""
+    config.merge("text_config")
+    config.skip("vision_config")
+    text, vision = read_exaone4(config), tower_of(config)
+    heads = vision.size("num_heads", default=16)
+    groups = vision.size("num_key_value_heads", default=8)
+    vision.divides("num_key_value_heads", groups, heads, "heads")
+    width = vision.size("hidden_size", default=3584)
+    text.symbol("J_v", groups * (width // heads), "num_key_value_heads * hidden_size / num_heads")
+    idle = qwen2_5_tower(vision, text)
+    vision.finish()
+    return idle.beside()
+
+
 def qwen2_5_tower(vision: Config, text: ModelText) -> Idle:
     """Declare the tower of Qwen2.5-VL, with its merger."""
     read_idle(vision, text, width=3584, inner=3420, layers=32, patch=14)
@@ -207,7 +223,11 @@ def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
     vision.skip("spatial_patch_size", "tokens_per_second", "in_chans", "rope_parameters")
     idle = Idle(text)
     idle.matrix("patch", "C, Y_v, P_v, P_v, D_v", bias)
-    idle.matrix("qkv", "L_v, D_v, 3, D_v", "L_v, 3, D_v")
+    if "J_v" in text.symbols:  # the width of all keys, which are fewer than queries
+        idle.matrix("q", "L_v, D_v, D_v", "L_v, D_v")
+        idle.matrix("k v", "L_v, D_v, J_v", "L_v, J_v")
+    else:
+        idle.matrix("qkv", "L_v, D_v, 3, D_v", "L_v, 3, D_v")
     idle.matrix("o", "L_v, D_v, D_v", "L_v, D_v")
     return idle
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
-from stagec.importers.common.positions import read_bases
+from stagec.importers.common.positions import read_bases, shares_of_kinds
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, WIDE_RMS, Attention, FeedForward
@@ -93,6 +93,20 @@ def read_afmoe(config: Config) -> ModelText:
     return model.stack(mixers, blocks, decoder, norm=WIDE_RMS, post=WIDE_RMS)
 
 
+@reads("Sarvam", "sarvam_moe", features="GLM-4.5's experts, all of a head rotated")
+def read_sarvam_moe(config: Config) -> ModelText:
+    """Sarvam 30B: GLM-4.5 with norms of heads, all of which are rotated."""
+    sizes = Sizes(4096, 8192, 19, 64, 262144, 131072, groups=4, dim=64, base=8000000)
+    model = DecoderModel(config, sizes)
+    normed = RMS if model.flag("use_qk_norm", True) else None
+    biased = config.flag("use_qkv_bias", "attention_bias", default=False)
+    rope = model.rope()
+    config.fixed(score_function="sigmoid", moe_router_enable_expert_bias=True, use_bias=False)
+    mixer = Attention(qkv_bias=biased, qk_norm=normed, rope=rope)
+    scale = Fraction("2.5")
+    return _sparse(model, mixer, count=128, top=6, inner=1024, dense=1, scale=scale)
+
+
 @reads("MiMo-V2", "mimo_v2_flash", features="windows 5:1 with sinks, smaller values")
 def read_mimo_v2(config: Config) -> ModelText:
     """MiMo-V2-Flash (arXiv 2601.02780): windows 5:1 with sinks and twice as many heads of keys;
@@ -112,12 +126,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     kinds = {"full_attention": ("theta", 5000000), "sliding_attention": ("theta_local", 10000)}
     third = Fraction("0.334")
     ropes = read_bases(config, text, kinds, nested="", local_key="swa_rope_theta")
-    shares = dict.fromkeys(kinds, third)
-    parameters = config.section("rope_parameters")
-    for kind in kinds:
-        inner = parameters.section(kind) if parameters is not None else None
-        share = config.ratio("partial_rotary_factor", default=third)
-        shares[kind] = inner.ratio("partial_rotary_factor", default=share) if inner else share
+    shares = shares_of_kinds(config, dict.fromkeys(kinds, third))
     if len(set(shares.values())) > 1:
         message = "rotates different shares of a head in different kinds of layers"
         raise config.refuse("rope_parameters", message)

@@ -305,6 +305,14 @@ class Config:
         self._members.pop(key, None)
         return was_present
 
+    def shorten(self, length: int, *keys: str) -> None:
+        """Keep the first `length` elements of the lists of these keys."""
+        for key in keys:
+            if self.length(key, default=0) > length:
+                member, value = self._members[key], self._value([key])
+                assert isinstance(value, list)
+                self._members[key] = Member(value[:length], member.key_at, member.value_at)
+
     def inherit(self, other: Config, *keys: str) -> None:
         """Replace members of this configuration by those of another one that has them."""
         for key in keys:

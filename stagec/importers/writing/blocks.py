@@ -123,15 +123,16 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of H query heads of K over G heads of keys and values; `groups` is "H" if there are
-    equally many. `qk_norm` normalizes queries and keys before their rotation, or `after_rope`: each
-    head, each head with its own scale (`heads`), or all heads as one row (`together`). `mask` are
-    the static parameters of `stg.attention`; with `sinks` each head has an additional logit.
-    `temperature` are those of `stg.temperature` on queries, `key_scale` and `value_scale` those of
-    `stg.scale` on keys and values; heads of values have `value_dim` elements. The result is
-    multiplied by a sigmoid of the input if it is `gated`, and normalized as one row by `out_norm`.
-    With `crossed`, keys and values are those of another operand of the call. With `packed`, model
-    code computes queries, keys and values in one product."""
+    """Attention of H query heads of K over G heads of keys and values; `heads` and `groups` are
+    other symbols for their numbers. `qk_norm` normalizes queries and keys before their rotation, or
+    `after_rope`: each head, each head with its own scale (`heads`), or all heads as one row
+    (`together`). `mask` are the static parameters of `stg.attention`; with `sinks` each head has an
+    additional logit. `temperature` are those of `stg.temperature` on queries, `key_scale` and
+    `value_scale` those of `stg.scale` on keys and values; heads of values have `value_dim`
+    elements. The result is multiplied by a sigmoid of the input if it is `gated`, with `head_gate`
+    by this function of one number for each head, and normalized as one row by `out_norm`. With
+    `crossed`, keys and values are those of another operand of the call. With `packed`, model code
+    computes queries, keys and values in one product."""
 
     groups: str = "G"
     qkv_bias: bool = False
@@ -144,19 +145,28 @@ class Attention:
     sinks: bool = False
     temperature: str = ""
     gated: bool = False
+    head_gate: Literal["", "sigmoid", "softplus"] = ""
     out_norm: Norm | None = None
     value_dim: str = "K"
     crossed: bool = False
     key_scale: str = ""
     value_scale: str = ""
     packed: bool = False
+    heads: str = "H"
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
-        symbols = ["D H K", self.groups, self.value_dim, self.rope.base if self.rope else ""]
+        symbols = [
+            "D K",
+            self.heads,
+            self.groups,
+            self.value_dim,
+            self.rope.base if self.rope else "",
+        ]
         return text.use("attention", " ".join(symbols), *self._options())
 
     def _options(self) -> Iterator[str]:
+        yield from [f"H = {self.heads}"] if self.heads != "H" else []
         yield from [f"G = {self.groups}"] if self.groups != "G" else []
         flags = {"qkv_bias": self.qkv_bias, "out_bias": self.out_bias, "sinks": self.sinks}
         yield from (name for name, is_set in flags.items() if is_set)
@@ -172,6 +182,8 @@ class Attention:
         if self.mask != "causal":
             yield f"mask = ({self.mask})" if self.mask else "mask = no"
         yield from ["gated"] if self.gated else []
+        yield from ["gated = heads"] if self.head_gate else []
+        yield from ["gate = softplus"] if self.head_gate == "softplus" else []
         yield from ["out_norm = rms"] if self.out_norm else []
         yield from ["packed"] if self.packed else []
 
@@ -236,7 +248,7 @@ class Experts:
     With `scaled_inputs` the input of an expert is multiplied by its weight, in place of its result,
     and T is 1. If `narrow`, experts work on a projection of the width U. `shared` is a block of
     width F_shared for all tokens; with `shared_gate` it is multiplied by its own sigmoid for each
-    token.
+    token. With `out_norm` the sum has an RMSNorm.
     """
 
     route: tuple[str, ...] = ("normalize",)
@@ -250,6 +262,7 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: bool = False
     narrow: bool = False
+    out_norm: bool = False
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
@@ -272,3 +285,4 @@ class Experts:
         yield from ["narrow"] if self.narrow else []
         if self.shared:
             yield "shared = gated" if self.shared_gate else "shared"
+        yield from ["out_norm"] if self.out_norm else []
