@@ -11,7 +11,7 @@ from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import given_requests, prefix_block_of, rollouts_of
-from stagec.answers.requests.tiers import all_bytes, most_bytes, tiers_below, token_bytes
+from stagec.answers.requests.tiers import all_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.part import MAIN
@@ -20,15 +20,14 @@ from stagec.jobs.admission import Room, check_requests, largest_step, page_of
 from stagec.jobs.lowered import LoweredJob, job_costs
 from stagec.jobs.pod_options import of_layers, options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
-from stagec.jobs.request.options import IDEAL, JobOptions
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
-from stagec.jobs.served_models import ServedModels
+from stagec.jobs.served_models import ServedModels, adapter_slots, most_bytes
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_modules import ServedSteps
 from stagec.jobs.step_surface import ApartSteps, DraftedSteps, ExactSteps, StepSurface
 from stagec.jobs.step_timer import StepTimer
-from stagec.serving.adapters import AdapterSlots
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
@@ -232,7 +231,7 @@ def _pools(
         computes = prefills or not two_pods
         block = prefix_block_of(own, given, requests) if computes else 0
         tiers = tiers_below(pool.models, timer.machine, given, block) if computes else None
-        load = _adapter_load(own, timer.machine, session) if any(r.adapter for r in requests) else 0
+        slots = adapter_slots(own, requests, timer.machine, session)
         new_replica: Callable[..., Replica] = Replica
         if pool.pace is not None:
             new_replica = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
@@ -246,7 +245,7 @@ def _pools(
                 swap=swap,
                 prefills=prefills,
                 scheduler=pool.scheduler,
-                adapters=AdapterSlots(own.max_loras, load) if load else None,
+                adapters=slots(),
             )
             for number in range(copies * alone)
         )
@@ -419,18 +418,6 @@ def _update(given: Mapping[str, Any], pools: Sequence[Pool], machine: Machine) -
             each = sum(pool.models.each(all_bytes("parameters"), step)) / pool.models.replicas
             sent += each * len(pool.replicas) / ranks / rate
     return round(max(seconds, sent) * SECOND)
-
-
-def _adapter_load(options: JobOptions, machine: Machine, session: Session) -> int:
-    """The femtoseconds in which a rank loads an adapter from its host: the bytes by which a second
-    slot increases the parameters. Raises `DiagnosticError`."""
-    one, two = (
-        ServedModels.of(options.changed(max_loras=slots, stack=IDEAL), session).together(
-            most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)])
-        )
-        for slots in (1, 2)
-    )
-    return max(1, round((two - one) / machine.host.bandwidth.value * SECOND))
 
 
 def _swap_time(pool: Pool, machine: Machine) -> int:
