@@ -67,6 +67,14 @@ class SchedulerRule(Record):
         least=0,
     )
 
+    batch: int = flagged(
+        "scheduler_batch",
+        "With --serve and --pp: the most sequences of each of the batches in flight, of which "
+        "there are as many as pipeline stages (default: an equal share).",
+        "int",
+        least=0,
+    )
+
     def room(self, bytes_: int) -> int:
         """The bytes that a server uses, of `bytes_` bytes."""
         return bytes_ if self.memory is None else int(bytes_ * fraction(self.memory))
@@ -91,6 +99,10 @@ class SchedulerOp(Statement):
     on one rank makes all ranks wait, so prompts first wait until each rank has one, for at most
     `balance` steps (`timeout_iters`, 50), and, if each has one, for at most `gather` further steps
     (`batching_wait_iters`, 10; _torch/pyexecutor/py_executor.py, `_balance_adp_requests`).
+
+    On pipeline stages as many batches are in flight as there are stages. `batch` bounds the
+    sequences of each (SGLang's `pp_max_micro_batch_size`); by default it is an equal share of those
+    that may run. vLLM has no such bound: one batch may have all of them.
 
     The statement changes when steps run, not the program of a step.
     """

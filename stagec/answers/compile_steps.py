@@ -127,7 +127,7 @@ def _asked(
     depth = (dict(mesh.sizes).get(axis) if mesh else None) or 1
     groups = modules.groups
     coupled = groups // len(modules.replicas) if given["requests"] is not None else groups
-    tick, room = given["tick"] or TICK, None
+    tick, room, machine = given["tick"] or TICK, None, None
     times, clock = _ticks(tick, depth), {"tick_seconds": seconds_of(tick)}
     if given["machine"] is not None and durations is not None:
         machine = durations.machine
@@ -136,7 +136,7 @@ def _asked(
             replay = ReplayOptions(graphs=given["graphs"], measured=durations.measured)
             times = step_times(modules, machine, replay, depth)
             clock = {"machine": str(given["machine"])}
-    about = strategy.one(SchedulerRule), depth, groups, coupled, times, clock, room
+    about = strategy.one(SchedulerRule), depth, groups, coupled, times, clock, room, machine
     return StepsAsked(options, given, session, modules, *about)
 
 

@@ -154,7 +154,8 @@ def _served(
     steps, two_pods = _options(asked), asked.serve == DISAGGREGATED
     output_tokens = given["output_tokens"]
     with session.once() as aside:
-        target = with_fewest(steps[DECODE], partial(one_group, session=aside)) if two_pods else None
+        decodes = steps[DECODE].changed(part=())
+        target = with_fewest(decodes, partial(one_group, session=aside)) if two_pods else None
         first = steps[PREFILL].changed(batch=given["prefill_batch"])
         prefill, transfer = prefill_step(first, timer, aside, target)
         pods = _whole_pods(given)
@@ -204,7 +205,9 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
         )
     if options.prompt is None:
         raise error("--prompt is missing: the tokens of each request", remedy="give --prompt 2048")
-    if options.part and options.chunk is not None and options.serve == DISAGGREGATED:
+    layers = of_layers(options)
+    encoders = tuple(part for part in options.part if part not in layers)
+    if encoders and options.chunk is not None and options.serve == DISAGGREGATED:
         raise error(
             "--chunk cannot be used with --serve disaggregated and --part: the last chunk "
             "transfers caches, but the encoder runs with the first",
@@ -213,14 +216,13 @@ def _options(options: JobOptions) -> Mapping[str, JobOptions]:
     if options.draft is not None:
         options_of_draft(MAIN, options.draft, options)  # refuses options of other pods
     if options.serve == DISAGGREGATED:
-        options = of_a_stage(options)
-        return {PREFILL: options, DECODE: options_of_pod(DECODE, options.changed(chunk=None))}
+        options = of_a_stage(options.changed(part=encoders))
+        decodes = options_of_pod(DECODE, options.changed(chunk=None))
+        return {PREFILL: options, DECODE: decodes.changed(part=layers)}
     return {
         PREFILL: of_a_stage(options.changed(serve=PREFILL, speculative=None)),
         DECODE: of_a_stage(
-            options.changed(
-                serve=DECODE, prompt=None, chunk=None, context=None, part=of_layers(options)
-            )
+            options.changed(serve=DECODE, prompt=None, chunk=None, context=None, part=layers)
         ),
     }
 

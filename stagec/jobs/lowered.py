@@ -25,6 +25,7 @@ from stagec.machines import Machine
 from stagec.pipeline.instrument import PLAN, Hooks
 from stagec.pipeline.passes import Pass
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
+from stagec.time.pods_step import alone_seconds
 from stagec.time.step import Issued, IssuedStep
 
 if TYPE_CHECKING:
@@ -133,6 +134,11 @@ class LoweredJob:
             )
             steps[pod] = TimedStep(group, together, report)
         return steps
+
+    def alone_seconds(self, machine: Machine, replay: ReplayOptions = USUAL) -> Mapping[str, float]:
+        """The seconds of each of several pods without waiting for others. Raises
+        `DiagnosticError`."""
+        return alone_seconds(self.issued, machine, replay) if self.pods.several else {}
 
     # -- the interface of `CompiledJob` ------------------------------------------------------------
 

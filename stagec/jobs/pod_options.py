@@ -70,7 +70,8 @@ def options_of(pod: str, options: JobOptions) -> JobOptions:
         raise error(
             f"the part '{layers[0].name}' with feed-forward cannot be used with --serve "
             "disaggregated, whose pods send caches to each other",
-            remedy="give --decode 'pp=2,afd', or ask for a pod alone: --serve decode",
+            remedy="give --decode 'pp=2,afd', or ask for a pod alone: --serve decode; 'stagec "
+            "serve' has both pods",
         )
     if pod == DECODE or not options.part:
         return options_of_pod(pod, options)

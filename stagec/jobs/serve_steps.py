@@ -15,8 +15,11 @@ from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.admission import Room, check_requests, largest_step, page_of, prefix_block
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.steps import MAX_STEPS, SEQUENCES
+from stagec.jobs.served_models import adapter_slots
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
+from stagec.machines import Machine
+from stagec.serving.adapters import AdapterSlots
 from stagec.serving.arrivals import requests_of
 from stagec.serving.latency import latencies
 from stagec.serving.policy import BatchingPolicy, ServerLimits, find_policy, policies_of
@@ -88,7 +91,7 @@ class StepsAsked:
     """The question of a job of steps: its options, its compiles, and `scheduler`, on `depth`
     pipeline stages. Each of `groups` groups of ranks has requests of its own, and `coupled` of them
     wait for each other. `times` gives the times of a step, by a `clock` that the manifest names,
-    and `room` the room for caches on the machine, if there is one."""
+    and `room` the room for caches on the `machine`, if there is one."""
 
     options: JobOptions
     given: Mapping[str, Any]
@@ -101,6 +104,7 @@ class StepsAsked:
     times: StepTime
     clock: Mapping[str, str]
     room: Callable[[Step, int], Room] | None = None
+    machine: Machine | None = None
 
     def steps(self) -> StepList:
         """The steps. For requests, the sequences of a step that decode are one class, since engines
@@ -135,7 +139,8 @@ class StepsAsked:
             )
         limits, room = self._limits(requests)
         check_requests(requests, self.modules, [limits], self.session)
-        rows = [self._run(requests[r::replicas], policy, limits) for r in range(replicas)]
+        slots = adapter_slots(self.options, requests, self.machine, self.session)
+        rows = [self._run(requests[r::replicas], policy, limits, slots) for r in range(replicas)]
         served = [job for _, done in rows for job in done]
         if unserved := len(requests) - len(served):
             text = f"{unserved:,} of {len(requests):,} requests are not done after the steps"
@@ -154,7 +159,11 @@ class StepsAsked:
         return StepList([steps for steps, _ in rows], about, self.groups, served, room)
 
     def _run(
-        self, requests: Sequence[Request], policy: BatchingPolicy | None, limits: ServerLimits
+        self,
+        requests: Sequence[Request],
+        policy: BatchingPolicy | None,
+        limits: ServerLimits,
+        slots: Callable[[], AdapterSlots | None],
     ) -> tuple[Sequence[ServedStep], Sequence[ServedRequest]]:
         """The steps of the groups of ranks of one replica, and the requests that they have served.
         Raises `DiagnosticError` if the policy never serves one."""
@@ -170,6 +179,7 @@ class StepsAsked:
                 groups=self.coupled,
                 scheduler=self.scheduler,
                 prefix_block=prefix_block(self.options, requests),
+                slots=slots if policy is None else lambda: None,
             )
             try:
                 run.run()

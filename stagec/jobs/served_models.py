@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from stagec.jobs.admission import Room, cache_room
@@ -12,11 +13,15 @@ from stagec.jobs.lowered import LoweredJob
 from stagec.jobs.part_steps import PartSteps
 from stagec.jobs.pod_options import guests, models_alone, of_layers
 from stagec.jobs.request.limit import Limit
-from stagec.jobs.request.options import JobOptions
+from stagec.jobs.request.options import IDEAL, JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import ServedSteps, StepModules
 from stagec.machines import Machine
-from stagec.serving.step import Step, step_of
+from stagec.serving.adapters import AdapterSlots
+from stagec.serving.requests import Request
+from stagec.serving.step import SequenceClass, Step, step_of
+from stagec.serving.step_times import SECOND
+from stagec.support.diagnostics import error
 
 T = TypeVar("T")
 AnyJob: TypeAlias = CompiledJob | LoweredJob
@@ -91,3 +96,37 @@ class ServedModels:
         if of == over:
             return step
         return step_of([replace(c, count=-(-c.count * of // over)) for c in step.classes])
+
+
+def most_bytes(name: str) -> Callable[[AnyJob], float]:
+    """A function from a job to the largest number of bytes in a category on any rank."""
+    return lambda job: max(
+        stage.get(name, 0) for pod in job.figures().each for stage in pod.by_stage
+    )
+
+
+def adapter_slots(
+    options: JobOptions, requests: Sequence[Request], machine: Machine | None, session: Session
+) -> Callable[[], AdapterSlots | None]:
+    """Makes the slots for adapters of a replica; None if no request names one. A rank loads an
+    adapter from its host in the time of the bytes by which a second slot increases the parameters,
+    without a machine in none. Raises `DiagnosticError` if the model has no adapters."""
+    named = next((r for r in requests if r.adapter), None)
+    if named is None:
+        return lambda: None
+    if not options.lora:
+        raise error(
+            f"a request uses the adapter '{named.adapter:.40}', but the server has none",
+            named.loc,
+            remedy="add --lora wq,wk,wv,wo --max-loras 8",
+        )
+    load = 0
+    if machine is not None:
+        one, two = (
+            ServedModels.of(options.changed(max_loras=slots, stack=IDEAL), session).together(
+                most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)])
+            )
+            for slots in (1, 2)
+        )
+        load = max(1, round((two - one) / machine.host.bandwidth.value * SECOND))
+    return partial(AdapterSlots, options.max_loras, load)

@@ -214,12 +214,48 @@ class ExactSteps:
 
 
 @dataclass
+class ApartSteps:
+    """Femtoseconds of steps of attention and feed-forward on ranks of their own, where each step
+    decodes or has prompts (`whole`); `attention` and `apart` are those of each of both without
+    waiting for the other.
+
+    Groups of ranks with attention decode equal shares of the sequences, but each prompt is in one
+    of them. Attention takes as long as in the group with most tokens, f, and feed-forward has the
+    mean of all groups, m: T = whole(f) - max(attention(f), apart(f)) + max(attention(f), apart(m)).
+    """
+
+    whole: StepSurface | ExactSteps
+    attention: StepSurface | ExactSteps
+    apart: StepSurface | ExactSteps
+
+    @property
+    def evaluations(self) -> int:
+        """The number of steps that were evaluated."""
+        return self.whole.evaluations
+
+    def decode(self, count: int, total: int) -> StepLine:
+        return self.whole.decode(count, total)
+
+    def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
+        groups, halves = self.whole.groups, self.whole.halves
+        mean = [(-(-sum(new for new, _ in chunks) // groups), 0)]
+        most = self.apart.mixed(0, 0, _fullest(chunks, groups, halves))
+        attention, apart = self.attention.mixed(0, 0, chunks), self.apart.mixed(0, 0, mean)
+        saved = max(attention, most) - max(attention, apart)
+        return max(1, self.whole.mixed(count, total, chunks) - max(0, saved))
+
+    def check(self) -> SurfaceCheck:
+        """The comparison of whole steps."""
+        return self.whole.check()
+
+
+@dataclass
 class DraftedSteps:
     """Femtoseconds of steps with speculative decoding: steps that only decode verify drafts
     (`drafted`, by generated token of a sequence), others do not (`plain`)."""
 
     drafted: StepSurface | ExactSteps
-    plain: StepSurface | ExactSteps
+    plain: StepSurface | ExactSteps | ApartSteps
 
     @property
     def evaluations(self) -> int:

@@ -41,6 +41,11 @@ class StepTimer:
         """The time of a job with one step. Raises `DiagnosticError`."""
         return self.counted(job.time(self.machine, ReplayOptions(measured=self.measured)))
 
+    def alone(self, job: LoweredJob) -> Sequence[float]:
+        """The seconds of each of several pods without waiting for others. Raises
+        `DiagnosticError`."""
+        return [*job.alone_seconds(self.machine, ReplayOptions(measured=self.measured)).values()]
+
     def counted(self, report: TimeReport) -> TimeReport:
         """Add the counts of a report of a step on this machine. Returns the report."""
         self.costed_by.update(report.costed_by)

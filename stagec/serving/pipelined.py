@@ -4,7 +4,8 @@ A batch has sequences of its own and at most one step in flight. When that step 
 one is planned, from the sequences of the batch and from waiting requests. All batches share the
 queue, the pages of the cache, and prompts that have begun: chunks of one prompt follow each other
 through the stages. vLLM (`max_concurrent_batches`) and SGLang (`event_loop_pp`) have as many
-batches in flight; a batch has its share of the sequences that may run (`pp_max_micro_batch_size`).
+batches in flight; a batch has its share of the sequences that may run, or as many as
+`stg.scheduler[batch = ...]` states (`pp_max_micro_batch_size`).
 
 Each step has two times: that from the first stage to the last, and its `pace`, the time of its
 slowest stage. Step n begins when the first stage is free, and is done when it has passed all
@@ -33,7 +34,8 @@ class PipelinedReplica(Replica):
     def __init__(self, *about: Any, pace: StepCosts, stages: int, **more: Any) -> None:
         super().__init__(*about, **more)
         self.pace, self.stages = pace, stages
-        self._share = -(-self.limits.sequences // stages)
+        batch = self.scheduler.batch * self.limits.groups
+        self._share = batch or -(-self.limits.sequences // stages)
         self._under: deque[tuple[int, StepsUnderWay]] = deque()
         self._begin_batches()
 

@@ -63,6 +63,7 @@ class Replica:
         self.prefix_block, self.tiers = prefix_block, tiers
         self._link = self._now = 0  # the end of all loads of blocks; the time of the last plan
         self.tally = Tally()
+        self.lacks: bool | None = None  # whether another group has no prompts; None: one queue
         self.version = 0  # of the steps in flight: events of other versions are void
         self.stamp = 0  # how often it failed
         self.way: StepsUnderWay | None = None
@@ -174,7 +175,8 @@ class Replica:
         if not (waiting and batch.decoding) or self._partial:
             batch.delays = False
             return 0
-        lacks = len(waiting) < self.limits.groups and rule.balance > 0  # some groups have none
+        fewer = len(waiting) < self.limits.groups if self.lacks is None else self.lacks
+        lacks = rule.balance > 0 and fewer
         since, lacked = batch.waits
         if not batch.delays or lacks != lacked:
             since = batch.steps

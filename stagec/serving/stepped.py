@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from stagec.serving.adapters import AdapterSlots
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.planned import PlannedReplica
 from stagec.serving.policy import FCFS, BatchingPolicy, ServerLimits
@@ -84,13 +85,17 @@ class SteppedReplica(PipelinedReplica):
     def plan_batch(self, batch: int, now: int) -> StepsUnderWay | None:
         if len(self.steps) == self._most:
             return None
+        lacks = not all(group.waiting for group in self.groups)
+        for group in self.groups:
+            group.lacks = lacks
         ways = [(group, group.plan_batch(batch, now)) for group in self.groups]
         working = [(group, way.chunks) for group, way in ways if way is not None]
         if not working:
             return None
         steps = tuple(group.composition(chunks) for group, chunks in working)
         step, waits = padded(steps), len(self._under)
-        end = self._passes(now, *self._step_time(step))
+        begin = max(way.end for _, way in ways if way is not None)  # after loads of adapters
+        end = self._passes(begin, *self._step_time(step))
         way = StepsUnderWay(now, end, 1, 0, 0, None, [])
         after = waits + 1 if len(self.steps) > waits else 0
         self.steps.append(ServedStep(step, steps, after, end))
@@ -117,14 +122,15 @@ def stepped_server(
     policy: BatchingPolicy | None = None,
     stages: int = 1,
     groups: int = 1,
+    slots: Callable[[], AdapterSlots | None] = lambda: None,
     **how: Any,
 ) -> tuple[SteppedReplica, Simulation]:
     """A server of `groups` groups of ranks with these limits each, and its simulation, which has
-    not run. `policy` plans its steps (None: `stagec.serving.replica`), and `how` are further
-    arguments of `Replica`."""
+    not run. `policy` plans its steps (None: `stagec.serving.replica`), `slots` makes the slots for
+    adapters of a group, and `how` are further arguments of `Replica`."""
     new = partial(PlannedReplica, policy) if policy is not None else PipelinedReplica
     about: dict[str, Any] = {"pace": _NO_TIME, "stages": stages, **how}
-    each = [new(number, limits, _NO_TIME, **about) for number in range(groups)]
+    each = [new(n, limits, _NO_TIME, adapters=slots(), **about) for n in range(groups)]
     replica = SteppedReplica(each, time, most, policy.name if policy is not None else FCFS)
     run = Simulation(requests, [replica], ROUTERS["round-robin"])
     replica.stop = run.stop

@@ -22,7 +22,8 @@ from stagec.time.clock.hosts import HostTimes
 from stagec.time.clock.times import ClockedStep
 from stagec.time.costs.network import level_between_pods
 from stagec.time.costs.nodes import PodEnd
-from stagec.time.step import Issued, host_costs
+from stagec.time.costs.replay_options import USUAL, ReplayOptions
+from stagec.time.step import Issued, host_costs, step_time
 
 #: `peers[pod][other][message][rank]` is the rank of the other pod that a rank of the pod meets.
 PodPeers = Mapping[str, Mapping[str, Sequence[Ints]]]
@@ -131,3 +132,10 @@ def _moved(
     members = {g: tuple(first + i for i in numbers) for g, numbers in issue.members.items()}
     name = f"{pod}/{issue.name}"
     return issue._replace(name=name, senders={**senders, **others}, members=members)
+
+
+def alone_seconds(
+    pods: Mapping[str, Issued], machine: Machine, replay: ReplayOptions = USUAL
+) -> Mapping[str, float]:
+    """The seconds of a step of each pod without waiting for others. Raises `DiagnosticError`."""
+    return {pod: step_time(issued, machine, replay).seconds for pod, issued in pods.items()}

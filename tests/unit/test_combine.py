@@ -219,6 +219,13 @@ def test_what_has_no_effect_is_reported(arguments: list[str], refusal: str) -> N
     assert (ran.code, refusal in ran.err) == (0, True)
 
 
+def test_a_flag_about_sent_tokens_says_that_ranks_of_tp_send_none() -> None:
+    step = ("--serve", "decode", "--batch", "3", "--context", "100", "--set", "L=2")
+    ran = stagec("analyze", "mixtral-8x7b", *step, "--ep", "2", "--tp", "2", "--two-batch-overlap")
+    assert ran.code == 0
+    assert "--two-batch-overlap has no effect: the ranks of --ep 2 are those of tp" in ran.err
+
+
 def test_models_without_key_value_heads_have_no_such_limit() -> None:
     ran = stagec("analyze", GPT, "--tp", "32", "--set", "B=1,L=1")
     assert (ran.code, ran.err) == (0, "")

@@ -222,10 +222,11 @@ def test_feed_forward_may_have_ranks_of_its_own() -> None:
     assert {row["mode"] for row in apart} == {"aggregated", "disaggregated"}
     for row in alone:
         assert row["decode"]["ranks"] * row["decode"]["replicas"] + row["idle_ranks"] == 3
+        assert sum(row["parts"].values()) * row["per_rank"] == pytest.approx(1)
+    for row in apart:
         served = json.loads(stagec(*shlex.split(row["command"])[1:], "--json").out)["points"][0]
         assert served["tpot"] == pytest.approx(row["tpot"], rel=1e-9)
         assert served["ttft"] == pytest.approx(row["ttft"], rel=1e-9)
-        assert sum(row["parts"].values()) * row["per_rank"] == pytest.approx(1)
     # parts of a batch that take turns are the sequences of one group of ranks over time
     (over,) = (r for r in actual(**part, verify=9)["best"] if "ffn" in r["decode"]["strategy"])
     assert over["over_time"]["per_rank"] == pytest.approx(over["per_rank"], rel=0.2)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import stagec as library
 from stagec.jobs.request.options import job_options
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
-from stagec.jobs.step_surface import ExactSteps, StepSurface, grid
+from stagec.jobs.step_surface import ApartSteps, ExactSteps, StepSurface, grid
 from stagec.serving.arrivals import Conversations, renewal
 from stagec.serving.requests import read_requests, turns
 from stagec.serving.step import Step, mean_chunk, parse_step
@@ -255,6 +256,40 @@ def test_groups_wait_for_the_one_with_the_longest_prompts() -> None:
     for chunks in ([(900, 0), (30, 0), (1, 0)], [(n, 0) for n in range(64, 128)]):
         assert surface.mixed(8, 800, chunks) == exact.mixed(8, 800, chunks), chunks
     assert exact.mixed(0, 0, [(900, 0), (30, 0)]) == exact.mixed(0, 0, [(900, 0)])
+
+
+def _tokens(each: int, start: int = 0) -> ExactSteps:
+    """Steps that take `each` for each token of a group, of which there are 4, after a start."""
+    return ExactSteps(lambda step: start + each * step.tokens, groups=4)
+
+
+def test_feed_forward_takes_the_tokens_of_all_groups_and_attention_those_of_one() -> None:
+    """A prompt of one group keeps its attention busy, and feed-forward with a quarter of the tokens
+    that equal prompts of all groups have."""
+    for of_attention, of_apart in ((10, 1), (10, 30), (10, 1000)):
+        whole = _tokens(max(of_attention, of_apart), 7)
+        apart = replace(_tokens(of_apart), groups=1)
+        costs = ApartSteps(whole, _tokens(of_attention), apart)
+        for chunks in ([(900, 0)], [(900, 0), (300, 0)], [(900, 0)] * 4, [(900, 0)] * 9):
+            most = 900 * -(-len(chunks) // 4)
+            mean = sum(new for new, _ in chunks) / 4
+            expected = 7 + max(of_attention * most, of_apart * mean)
+            assert costs.mixed(0, 0, chunks) == pytest.approx(expected), chunks
+        assert costs.decode(8, 80) == whole.decode(8, 80)
+
+
+def test_two_pods_may_decode_with_feed_forward_apart() -> None:
+    """Prompts have other ranks, so steps decode, and the loop is that of batches."""
+    pods = ("--serve", "disaggregated", "--prefill", "", "--decode", "dp=2", "--prefill-replicas")
+    part = ("2", "--part", "x=feed-forward: tp=2", "--prompt", "100", "--output-tokens", "400")
+    (row,) = answer(*pods, *part, "--batches", "16")["points"]
+    loop = answer(*pods, *part, "--concurrency", "16", "--count", "64")
+    assert loop["ranks"] == 2 + 4
+    assert loop["times"]["tpot"]["p50"] == pytest.approx(row["tpot"], rel=0.02)
+    whole = answer(*pods, "2", *part[3:], "--batches", "16")["points"]
+    assert row["ttft"] == whole[0]["ttft"]  # the pod that prefills is the same
+    refused = stagec("time", *SERVER, *pods[:-1], *part[1:5])
+    assert "'stagec serve' has both pods" in refused.err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
+from stagec.serving.adapters import AdapterSlots
 from stagec.serving.arrivals import requests_of
 from stagec.serving.policy import (
     BatchingPolicy,
@@ -310,6 +311,51 @@ def test_a_prefix_that_is_cached_is_not_computed_again() -> None:
     requests = [Request(at, HASH_BLOCK + 8, 1, prefix=(7,)) for at in (0, 9 * TICK)]
     steps, _ = served(requests, ServerLimits(1024, 4, 100), prefix_block=HASH_BLOCK)
     assert list(map(str, steps)) == [f"prefill=1x{HASH_BLOCK + 8}+0", f"prefill=1x8+{HASH_BLOCK}"]
+
+
+def test_prompts_of_groups_wait_for_each_other() -> None:
+    """Two groups with a queue each. With `balance` the prompt of one waits until the other one has
+    a prompt too, and both have it in one step; if none comes, for at most so many steps."""
+    later = [Request(2 * TICK, 6, 2), Request(4 * TICK, 6, 2)]
+    requests = [Request(0, 4, 20), Request(0, 4, 20), *later]
+    limits = ServerLimits(64, 4)
+
+    def prompts(rule: SchedulerRule, count: int = 4) -> list[int]:
+        replica, _ = server(requests[:count], limits, groups=2, scheduler=rule)
+        steps = enumerate(each.groups for each in replica.steps)
+        return [n for n, each in steps for step in each if "prefill" in str(step)]
+
+    assert prompts(SchedulerRule()) == [0, 0, 2, 4]
+    assert prompts(SchedulerRule(balance=9)) == [0, 0, 4, 4]
+    assert prompts(SchedulerRule(balance=9, gather=3)) == [0, 0, 7, 7]
+    assert prompts(SchedulerRule(balance=5), 3) == [0, 0, 7]
+
+
+def test_a_step_waits_for_the_adapter_of_a_request() -> None:
+    """With one slot, the second adapter waits for the first one to leave it; each load is time
+    before the step that begins its request."""
+    requests = [Request(0, 4, 3, adapter=name) for name in "aab"]
+    load = 10 * TICK * NANOSECOND
+
+    def slots() -> AdapterSlots:
+        return AdapterSlots(1, load)
+
+    replica, run = server(requests, ServerLimits(64, 4), slots=slots)
+    assert list(map(str, (each.step for each in replica.steps))) == [
+        "prefill=2x4+0",
+        *("decode=2x4", "decode=2x5"),
+        "prefill=1x4+0",
+        *("decode=1x4", "decode=1x5"),
+    ]
+    firsts = [job.first // NANOSECOND for job in sorted(run.done, key=lambda job: job.number)]
+    assert firsts == [11 * TICK, 11 * TICK, (13 + 11) * TICK]
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3, 9])
+def test_a_batch_on_stages_has_its_share_or_what_is_stated(batch: int) -> None:
+    rule = SchedulerRule(batch=batch)
+    steps, _ = served([Request(0, 4, 9)] * 8, ServerLimits(64, 8), stages=2, scheduler=rule)
+    assert max(step.sequences for step in steps) == min(batch or 4, 8)
 
 
 # -- steps -----------------------------------------------------------------------------------------

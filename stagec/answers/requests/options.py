@@ -306,7 +306,7 @@ def given_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Reques
                 "--adapters cannot be used with --requests: the file has all requests",
                 remedy="give the file a column 'adapter'",
             )
-        return _checked_adapters(options, read_requests(file)[:count])
+        return read_requests(file)[:count]
     drawn = given["rate"] or 0.0, given["burst"], count or _COUNT, given["lengths"], given["seed"]
     several = None
     if given["turns"] is not None:
@@ -315,7 +315,7 @@ def given_requests(options: JobOptions, given: Mapping[str, Any]) -> list[Reques
     requests = renewal(*drawn, options.prompt, given["output_tokens"], several)
     if given["adapters"] is None:
         return requests
-    return _checked_adapters(options, with_adapters(requests, given["adapters"], given["seed"]))
+    return with_adapters(requests, given["adapters"], given["seed"])
 
 
 def rollouts_of(given: Mapping[str, Any], update: int = 0) -> Rollouts | None:
@@ -334,18 +334,6 @@ def rollouts_of(given: Mapping[str, Any], update: int = 0) -> Rollouts | None:
             remedy="give fewer --iterations",
         )
     return rollouts
-
-
-def _checked_adapters(options: JobOptions, requests: list[Request]) -> list[Request]:
-    """The requests. Raises `DiagnosticError` if they name adapters of a model without adapters."""
-    named = next((r for r in requests if r.adapter), None)
-    if named is not None and not options.lora:
-        raise error(
-            f"a request uses the adapter '{named.adapter:.40}', but the server has none",
-            named.loc,
-            remedy="add --lora wq,wk,wv,wo --max-loras 8",
-        )
-    return requests
 
 
 def prefix_block_of(

@@ -11,23 +11,23 @@ from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import given_requests, prefix_block_of, rollouts_of
-from stagec.answers.requests.tiers import all_bytes, most_bytes, tiers_below, token_bytes
+from stagec.answers.requests.tiers import all_bytes, tiers_below, token_bytes
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.hosts import HostsRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.admission import Room, check_requests, largest_step, page_of
-from stagec.jobs.lowered import job_costs
+from stagec.jobs.lowered import LoweredJob, job_costs
 from stagec.jobs.pod_options import of_layers, options_of_draft, options_of_pod
 from stagec.jobs.request.acceptance import take_acceptance
-from stagec.jobs.request.options import IDEAL, JobOptions
+from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.serving_flags import DISAGGREGATED, check_draft
-from stagec.jobs.served_models import ServedModels
+from stagec.jobs.served_models import ServedModels, adapter_slots, most_bytes
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage
-from stagec.jobs.step_surface import DraftedSteps, ExactSteps, StepSurface
+from stagec.jobs.step_modules import ServedSteps
+from stagec.jobs.step_surface import ApartSteps, DraftedSteps, ExactSteps, StepSurface
 from stagec.jobs.step_timer import StepTimer
-from stagec.serving.adapters import AdapterSlots
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.pipelined import PipelinedReplica
 from stagec.serving.policy import ServerLimits
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 #: those that remain after the prefill step.
 TransferSeconds = Callable[[int], tuple[float, float]]
 #: The costs of steps, in femtoseconds.
-Costs: TypeAlias = StepSurface | ExactSteps | DraftedSteps
+Costs: TypeAlias = StepSurface | ExactSteps | ApartSteps | DraftedSteps
 
 
 @dataclass
@@ -123,7 +123,9 @@ def server_of(
     pools = _pools(options, timer, given, every, session, two_pods=two_pods)
     decode = pools[DECODE]
     prefills = pools[PREFILL].replicas if two_pods else []
-    sent = _femtoseconds(transfer(_with_prompt(options, every))) if two_pods else None
+    sent = (
+        _femtoseconds(transfer(_with_prompt(options, every).changed(part=()))) if two_pods else None
+    )
     update = _update(given, list(pools.values()), timer.machine)
     models = next(iter(pools.values())).models.main
     check_requests(every, models, [pool.limits for pool in pools.values()], session)
@@ -217,6 +219,7 @@ def _pools(
     if two_pods:
         both = _with_prompt(options, requests)
         each = {pod: options_of_pod(pod, both) for pod in (PREFILL, DECODE)}
+        each[DECODE] = each[DECODE].changed(part=options.part)
     first = 0
     pools: dict[str, Pool] = {}
     for pod, own in each.items():
@@ -228,7 +231,7 @@ def _pools(
         computes = prefills or not two_pods
         block = prefix_block_of(own, given, requests) if computes else 0
         tiers = tiers_below(pool.models, timer.machine, given, block) if computes else None
-        load = _adapter_load(own, timer.machine, session) if any(r.adapter for r in requests) else 0
+        slots = adapter_slots(own, requests, timer.machine, session)
         new_replica: Callable[..., Replica] = Replica
         if pool.pace is not None:
             new_replica = partial(PipelinedReplica, pace=pool.pace, stages=pool.stages)
@@ -242,7 +245,7 @@ def _pools(
                 swap=swap,
                 prefills=prefills,
                 scheduler=pool.scheduler,
-                adapters=AdapterSlots(own.max_loras, load) if load else None,
+                adapters=slots(),
             )
             for number in range(copies * alone)
         )
@@ -332,25 +335,56 @@ def _costs(
         asked = options.changed(serve=DECODE, prompt=None, **how)
         return [timer.time(job_costs(of_a_stage(asked), session))]
 
-    def costs(
-        of: Callable[[TimeReport], float], step: Callable[[Step], list[TimeReport]], tokens: float
-    ) -> StepSurface | ExactSteps:
-        def exact(each: Step) -> int:
-            return max(1, round(models.joined(map(of, step(each))) * SECOND / tokens))
-
-        points = given["step_grid"]
-        if not points:
-            return ExactSteps(exact, groups, halves)
-        return StepSurface(exact, points, groups, halves, given["seed"])
+    costs = partial(_surface, given, groups=groups, halves=halves)
 
     def both(of: Callable[[TimeReport], float]) -> Costs:
-        every = costs(of, plain, 1.0)
-        return DraftedSteps(costs(of, drafted, accepted), every) if options.speculative else every
+        every: StepSurface | ExactSteps | ApartSteps
+        if options.part:
+            every = _apart(models.main, timer, costs)
+        else:
+            every = costs(lambda step: models.joined(map(of, plain(step))))
+        if not options.speculative:
+            return every
+        verified = costs(lambda step: models.joined(map(of, drafted(step))) / accepted)
+        return DraftedSteps(verified, every)
 
     stages = _stages(options)
     paced = partial(step_pace, stages=stages)
     pace = both(lambda report: paced(report.breakdown)) if stages > 1 else None
     return both(lambda report: report.step_seconds), pace
+
+
+def _surface(
+    given: Mapping[str, Any], seconds: Callable[[Step], float], groups: int, halves: int
+) -> StepSurface | ExactSteps:
+    """The costs of steps that take `seconds`."""
+
+    def exact(step: Step) -> int:
+        return max(1, round(seconds(step) * SECOND))
+
+    points = given["step_grid"]
+    if not points:
+        return ExactSteps(exact, groups, halves)
+    return StepSurface(exact, points, groups, halves, given["seed"])
+
+
+def _apart(
+    models: ServedSteps, timer: StepTimer, costs: Callable[..., StepSurface | ExactSteps]
+) -> ApartSteps:
+    """The costs of steps with feed-forward on ranks of its own."""
+
+    @cache
+    def seconds(step: Step) -> Sequence[float]:
+        job = models.compiled(step)
+        assert isinstance(job, LoweredJob)
+        return [timer.time(job).step_seconds, *timer.alone(job)]
+
+    whole, attention = (costs(partial(_nth, seconds, n)) for n in (0, 1))
+    return ApartSteps(whole, attention, costs(partial(_nth, seconds, 2), groups=1, halves=1))
+
+
+def _nth(seconds: Callable[[Step], Sequence[float]], n: int, step: Step) -> float:
+    return seconds(step)[n]
 
 
 def _start_time(models: ServedModels, machine: Machine) -> int:
@@ -384,18 +418,6 @@ def _update(given: Mapping[str, Any], pools: Sequence[Pool], machine: Machine) -
             each = sum(pool.models.each(all_bytes("parameters"), step)) / pool.models.replicas
             sent += each * len(pool.replicas) / ranks / rate
     return round(max(seconds, sent) * SECOND)
-
-
-def _adapter_load(options: JobOptions, machine: Machine, session: Session) -> int:
-    """The femtoseconds in which a rank loads an adapter from its host: the bytes by which a second
-    slot increases the parameters. Raises `DiagnosticError`."""
-    one, two = (
-        ServedModels.of(options.changed(max_loras=slots, stack=IDEAL), session).together(
-            most_bytes("parameters"), step_of([SequenceClass(1, 1, 1, 1)])
-        )
-        for slots in (1, 2)
-    )
-    return max(1, round((two - one) / machine.host.bandwidth.value * SECOND))
 
 
 def _swap_time(pool: Pool, machine: Machine) -> int:

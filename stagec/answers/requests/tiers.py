@@ -6,7 +6,7 @@ from typing import Any
 
 from stagec.answers.requests.options import BLOCKING, DISK, HOST, TIERS
 from stagec.jobs.request.options import JobOptions
-from stagec.jobs.served_models import AnyJob, ServedModels
+from stagec.jobs.served_models import AnyJob, ServedModels, most_bytes
 from stagec.jobs.session import Session
 from stagec.machines import Machine
 from stagec.memory.timeline import CACHES
@@ -14,13 +14,6 @@ from stagec.serving.prefixes import CacheTier, CacheTiers
 from stagec.serving.step import SequenceClass, step_of
 from stagec.serving.step_times import SECOND
 from stagec.support.diagnostics import error
-
-
-def most_bytes(name: str) -> Callable[[AnyJob], float]:
-    """A function from a job to the largest number of bytes in a category on any rank."""
-    return lambda job: max(
-        stage.get(name, 0) for pod in job.figures().each for stage in pod.by_stage
-    )
 
 
 def all_bytes(name: str) -> Callable[[AnyJob], float]:

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.intervals import StackErrors, kind_of, stack_errors
-from stagec.answers.time.pods_answer import PodsTime, alone_seconds, transfer_of, turn_seconds
+from stagec.answers.time.pods_answer import PodsTime, transfer_of, turn_seconds
 from stagec.answers.time.table import (
     accepted_text,
     interval_text,
@@ -33,6 +33,7 @@ from stagec.output.report import Report
 from stagec.output.svg_text import SVGText
 from stagec.output.tables import console
 from stagec.time.costs.replay_options import ReplayOptions
+from stagec.time.pods_step import alone_seconds
 from stagec.time.step import Issued
 
 NOT_GIVEN = Acceptance(1.0, 1, given=False)
@@ -178,7 +179,8 @@ def time(
             reports = {pod: step.report for pod, step in timed.steps.items()}
             command = step_command(options, machine, overlap=replay.overlap)
             return PodsTime(reports, options.stack, sent, accepted, command, drawn)
-        alone, turns = alone_seconds(timed), turn_seconds(timed)
+        pods = timed.each if timed.pods.several else {}
+        alone, turns = alone_seconds(pods, machine, replay), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(
         **each,

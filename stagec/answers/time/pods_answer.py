@@ -96,15 +96,6 @@ def transfer_of(timed: Timed) -> TransferTime:
     return transfer_time(issued, machine, level, timed.step, timed.replay)
 
 
-def alone_seconds(timed: Timed) -> Mapping[str, float]:
-    """The seconds of each of several pods without waiting for others. Raises `DiagnosticError`."""
-    from stagec.time.step import step_time
-
-    each = timed.each.items() if timed.pods.several else ()
-    alone = {pod: step_time(issued, timed.machine, timed.replay) for pod, issued in each}
-    return {pod: step.seconds for pod, step in alone.items()}
-
-
 def turn_seconds(timed: Timed) -> Mapping[str, float]:
     """The seconds of each of two models that run in turn on the same ranks: first the draft model,
     then the main model. Empty for one model. Raises `DiagnosticError`."""

@@ -312,6 +312,12 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
     """Warnings of flags without effect."""
     for given, need in idle(request):
         shown = f"--no-{given.option[2:]}" if request[given.name] is False else given.option
+        if need == "ep" and (ranks := request["ep"]) > 1:
+            yield _warning(
+                f"{shown} has no effect: the ranks of --ep {ranks} are those of tp, which have all "
+                "tokens"
+            )
+            continue
         yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
     yield from _gradients_without_effect(request)
     if request["fuse_caches"] and not request.flags.get("serve"):

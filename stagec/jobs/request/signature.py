@@ -374,6 +374,9 @@ class JobFlags(TypedDict, total=False):
     #: With --serve: the most decode steps for which prompts wait until each group of ranks with
     #: sequences of its own has one.
     scheduler_balance: int | None
+    #: With --serve and --pp: the most sequences of each of the batches in flight, of which there
+    #: are as many as pipeline stages (default: an equal share).
+    scheduler_batch: int | None
     #: The share of their speed that products and attention sustain in a step, such as 9/10
     #: (default: that of the machine).
     sustained: float | str | None

@@ -240,7 +240,8 @@ def _sent(
 ) -> tuple[WorkerPool, CacheTransfer]:
     session = Session()
     prompts = prefill.step.sequences // prefill.kind.worker.stages
-    options = of_a_stage(pods_of(question, prefill, decode)).changed(batch=prompts)
+    job = pods_of(question, prefill, decode).changed(part=(), batch=prompts)
+    options = of_a_stage(job)
     machine = _joined(prefill.kind.machine, decode.kind.machine)
     target = with_fewest(
         options_of_pod(DECODE, options.changed(batch=None)), partial(one_group, session=session)
@@ -255,15 +256,17 @@ def _sent(
 
 
 def pods_of(question: ServerQuestion, prefill: WorkerPool, decode: WorkerPool) -> JobOptions:
-    """The job of a disaggregated server with these pools."""
+    """The job of a disaggregated server with these pools. Only those that decode have parts."""
+    decodes = decode.kind.options
     return question.model.changed(
-        stack=decode.kind.options.stack,
+        stack=decodes.stack,
         serve=TWO_PODS,
         prompt=question.load.prompt,
         context=question.load.cached or None,
         speculative=question.load.drafts or None,
         prefill=strategy_words(prefill.kind.options),
-        decode=strategy_words(decode.kind.options),
+        decode=strategy_words(decodes.changed(part=())),
+        part=decodes.part,
     )
 
 
