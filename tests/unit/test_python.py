@@ -525,7 +525,7 @@ def test_jobs_with_the_same_options_are_equal() -> None:
 
 @pytest.mark.parametrize("ask", [stagec.job, partial(stagec.sweep, over={}), stagec.search])
 def test_a_model_is_a_name_or_a_file(ask: Any) -> None:
-    with pytest.raises(stagec.DiagnosticError, match="model: expected a name or a file, found <st"):
+    with pytest.raises(stagec.DiagnosticError, match="model: expects a name or a file"):
         ask(made())
 
 
