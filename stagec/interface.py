@@ -21,7 +21,6 @@ from stagec.answers.compiled import CompileAnswer
 from stagec.answers.memory.answer import FIT, MemoryPlan, memory
 from stagec.answers.questions import QUESTIONS, question_of
 from stagec.answers.time.answer import StepAnswer, time
-from stagec.answers.time.pods_answer import PodsTime
 from stagec.answers.words import asked
 from stagec.jobs.builder import model_name
 from stagec.jobs.pods import Pods
@@ -69,13 +68,19 @@ _IGNORE = CommandOption("ignore", AnyText(), "keys that are treated as absent", 
 
 class Job:
     """A model and how it is parallelized, or served. Jobs are immutable: `with_` returns a changed
-    one."""
+    one. Jobs with the same options are equal."""
 
     def __init__(self, options: JobOptions) -> None:
         self._options = options
 
     def __repr__(self) -> str:
         return f"<stagec job: {self.command}>"
+
+    def __eq__(self, other: object) -> bool:
+        return self._options == other._options if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.command)
 
     @property
     def model(self) -> str:
@@ -140,8 +145,9 @@ class Job:
         accepted: float | None = None,
         acceptance: float | None = None,
         progress: Progress | None = None,
-    ) -> StepAnswer | PodsTime:
-        """How long a step takes on a machine, and why: `step_seconds`, `breakdown`, `memory`.
+    ) -> StepAnswer | Any:
+        """How long a step takes on a machine, and why: a `StepAnswer` with `step_seconds`,
+        `breakdown`, `memory`; of `serve="disaggregated"` a `PodsTime` with `ttft` and `tpot`.
         `levers` tries what would help. Files of `measured` times override the models. With
         `speculative` decode, a step gives `accepted` tokens per sequence, or a share `acceptance`
         of drafts is right. A process compiles a structure once: a call that differs in sizes and
@@ -167,8 +173,8 @@ class Job:
         *,
         output_tokens: int = 128,
         batches: str | Sequence[int] | None = None,
-        ttft: float | None = None,
-        tpot: float | None = None,
+        ttft: float | str | None = None,
+        tpot: float | str | None = None,
         accepted: float | None = None,
         acceptance: float | None = None,
         measured: str | Path | Sequence[str | Path] = (),
@@ -197,8 +203,8 @@ class Job:
         seed: int = 0,
         replicas: int = 1,
         output_tokens: int = 128,
-        ttft: float | None = None,
-        tpot: float | None = None,
+        ttft: float | str | None = None,
+        tpot: float | str | None = None,
         **how: Any,
     ) -> RequestsAnswer:
         """A server over time, with a file of `requests`, `rate` requests per second, `concurrency`
@@ -278,7 +284,7 @@ def job(
     """
     with asked() as session:
         return Job(
-            asked_job(str(model), None if strategy is None else str(strategy), flags, session)
+            asked_job(_model(model), None if strategy is None else str(strategy), flags, session)
         )
 
 
@@ -345,7 +351,7 @@ def search(
 
     with asked() as session:
         given, _ = values_of(SEARCH, {**flags, "serve": serve})
-        given["model"], follow = str(model), _followed(progress) or _silent
+        given["model"], follow = _model(model), _followed(progress) or _silent
         if given["serve"] == SERVER:
             servers = search_servers(given, session, follow)
             return replace(servers, command=search_command(given))
@@ -364,7 +370,7 @@ def sweep(model: str | Path, over: Mapping[str, Any], **how: Any) -> SweepAnswer
     flags = {name: value for name, value in how.items() if name not in names}
     asked_for = {name: value for name, value in how.items() if name in names}
     with asked() as session:
-        options = asked_job(str(model), None, flags, session)
+        options = asked_job(_model(model), None, flags, session)
     return _sweep(options, over, **asked_for)
 
 
@@ -449,6 +455,13 @@ def _machine(given: object, session: Session) -> Machine:
         return machine_of(str(given), session)
     about = f"machine: expects a name, a file or a machine, found {given!r:.60}"
     raise error(about, remedy='give "h100-sxm", or stagec.machine("h100-sxm")')
+
+
+def _model(given: object) -> str:
+    if isinstance(given, str | Path):
+        return str(given)
+    about = f"model: expects a name or a file, found {given!r:.60}"
+    raise error(about, remedy='give "llama3-8b", or the file of a job: job.print_job()')
 
 
 def _limit(given: Any, *, at_hand: bool = False) -> Limit | None:

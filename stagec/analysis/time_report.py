@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from stagec.analysis.memory_fit import MemoryFit
 from stagec.ir.expr import Expr, UnboundError, evaluate
+from stagec.ir.kernel import ON_HOST
 from stagec.ir_spec.strategy.kernels import UNFUSED
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
@@ -288,12 +289,12 @@ class Lever(NamedTuple):
 def all_levers(
     issued: IssuedStep, machine: Machine, replay: ReplayOptions = USUAL
 ) -> Iterator[Lever]:
-    """Steps with groups that do not cross a level without need, twice each rate, no latency, no
-    launch gaps, and all communication hidden. Such machines were never measured: measured times are
-    scaled by the ratio of the models on both machines."""
+    """Steps with groups that do not cross a level without need, twice each rate, also of hosts
+    whose memory is used, no latency, no launch gaps, and all communication hidden. Such machines
+    were never measured: measured times are scaled by the ratio of the models on both machines."""
     if replay.measured is not None:
         replay = replace(replay, measured=replay.measured.of(machine))
-    for name, changed in [*_placed(issued, machine), *_changed(machine)]:
+    for name, changed in [*_placed(issued, machine), *_changed(machine), *_hosts(issued, machine)]:
         yield Lever(name, step_time(issued, changed, replay))
     at_once = machine.changed({"compute.launch": 0.0})
     yield Lever("no launch gaps", step_time(issued, at_once, replay, hosts=False))
@@ -314,3 +315,13 @@ def _changed(machine: Machine) -> Iterator[tuple[str, Machine]]:
     for level in machine.network:
         yield f"2 x {level.name}", machine.scaled(f"network.{level.name}.bandwidth", 2)
     yield "no latency", machine.changed({"network.latency": 0.0, "host.latency": 0.0})
+
+
+def _hosts(issued: IssuedStep, machine: Machine) -> Iterator[tuple[str, Machine]]:
+    """Better hosts, for jobs that use their memory."""
+    samples = [node for job in issued.jobs for node in job.samples]
+    updates = any(kernel.form == ON_HOST for node in samples for kernel in node.kernels)
+    if updates and machine.host.memory is not None:
+        yield "2 x host memory bandwidth", machine.scaled("host.memory", 2)
+    if updates or any(node.is_copy for node in samples):
+        yield "2 x host link", machine.scaled("host.bandwidth", 2)

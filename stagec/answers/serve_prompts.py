@@ -7,7 +7,7 @@ from functools import cache, partial
 from math import lcm, prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stagec.analysis.memory_fit import MemoryFit, room_of
+from stagec.analysis.memory_fit import MemoryFit
 from stagec.analysis.serving_rates import PodStep, chunks_pass
 from stagec.answers.requests.options import DEVICE
 from stagec.answers.requests.run import TransferSeconds
@@ -19,7 +19,7 @@ from stagec.ir.module import Module
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.scheduler import SchedulerRule
 from stagec.jobs.builder import JobBuilder
-from stagec.jobs.lowered import job_costs
+from stagec.jobs.lowered import job_costs, rooms_of
 from stagec.jobs.pod_options import (
     guests,
     has_pods,
@@ -181,10 +181,11 @@ def prompts_fit(
         fits: list[tuple[MemoryFit, JobOptions, Mapping[str, int]]] = []
         for pod in map(_prefills, prompt_chunks(options)):
             rule = read_strategy(_prompts_module(pod)).one(SchedulerRule)
-            for each in job_costs(pod).figures().each:
+            job = job_costs(pod)
+            figures = job.figures()
+            for each, room in zip(figures.each, rooms_of(job, figures, machine), strict=True):
                 peak = peak_of(each.by_stage, steps_in_flight(pod) - 1, 1)
-                room = rule.room(room_of(machine, each.mesh))
-                fits.append((MemoryFit(peak, room), pod, each.mesh))
+                fits.append((MemoryFit(peak, rule.room(room)), pod, each.mesh))
         return min(fits, key=lambda each: each[0].by)
 
     fit, pod, mesh = with_fewest(options, look)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from stagec.analysis.memory_fit import MemoryFit, room_of
 from stagec.ir.serving_step import PREFILL
 from stagec.jobs.figures import CompiledJob
+from stagec.jobs.pod_options import machines_text
 from stagec.jobs.request.machine import on_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine, machines
@@ -45,6 +46,9 @@ def misfit(
         if rooms[name] >= fit.peak and _is_larger(other, machine)
     ]
     device = min(larger, key=rooms.__getitem__, default=None)
+    names = machines_text(options, machine)
+    if names != machine.name:  # parts have machines of their own
+        names, device = f"one of {names}", None
     split = f"--{pod} tp=" if pod else "--tp "
     texts = [
         *([f"split the model with {split}{splits}"] if splits else []),
@@ -54,7 +58,7 @@ def misfit(
     where = " in the pod that prefills" if options.serve == PREFILL else ""
     problem = (
         f"a batch of {options.batch}{where} needs {bytes_text(fit.peak)} per rank, but "
-        f"{machine.name} has {bytes_text(fit.room)}"
+        f"{names} has {bytes_text(fit.room)}"
     )
     remedy = ", or ".join(texts) or "split the model over more ranks, and add --weight-dtype fp8"
     if not asked:

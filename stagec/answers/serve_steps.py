@@ -34,8 +34,6 @@ from stagec.time.streams import PICOSECONDS
 if TYPE_CHECKING:
     from stagec.analysis.figures import MemoryFigures
     from stagec.analysis.time_report import TimeReport
-    from stagec.jobs.figures import CompiledJob
-    from stagec.jobs.lowered import LoweredJob
 
 #: The composition of a step that is compiled for its strategy only.
 _ONE = "decode=1x1"
@@ -76,19 +74,20 @@ def decode_step(
         return report, None, 0
     rule = read_strategy(JobBuilder(options).module).one(SchedulerRule)
     step = options.batch or batch
-    rooms = [rule.room(room) for room in rooms_of(job, timer.machine)]
+    figures = job.figures()
+    rooms = [rule.room(room) for room in rooms_of(job, figures, timer.machine)]
 
-    def peaks(job: CompiledJob | LoweredJob) -> list[int]:
-        decodes = [pod.by_stage for pod in job.figures().each]
+    def peaks(figures: MemoryFigures) -> list[int]:
+        decodes = [pod.by_stage for pod in figures.each]
         most = [peak_of(pod, batch - step, step) for pod in decodes]
         for each in prompts:
             pods = zip(most, each, decodes, strict=True)
             most = [max(peak, beside_peak(p.by_stage, d)) for peak, p, d in pods]
         return most
 
-    before = whole = peaks(job)
+    before = whole = peaks(figures)
     if rule.reserve:
-        whole = peaks(job_costs(options.changed(context=end), session))
+        whole = peaks(job_costs(options.changed(context=end), session).figures())
     pods = zip(whole, rooms, before, strict=True)
     fits = [(MemoryFit(peak, room), peak - now) for peak, room, now in pods]
     fit, reserved = min(fits, key=lambda each: each[0].by)

@@ -87,13 +87,12 @@ def _rooms(
     models: ServedSteps, job: CompiledJob | LoweredJob, machine: Machine, limit: Limit | None
 ) -> list[int]:
     """The bytes that a rank of each stage may use."""
-    pods = job.figures().each
+    figures = job.figures()
+    rooms = rooms_of(job, figures, machine, limit)
     if limit is None or limit.text == AT_HAND:
         scheduler = read_strategy(models.builder.module).one(SchedulerRule)
-        rooms = [scheduler.room(room) for room in rooms_of(job, machine)]
-    else:
-        rooms = [limit.room(pod.mesh) for pod in pods]
-    return [room for pod, room in zip(pods, rooms, strict=True) for _ in pod.by_stage]
+        rooms = [scheduler.room(room) for room in rooms]
+    return [room for pod, room in zip(figures.each, rooms, strict=True) for _ in pod.by_stage]
 
 
 def _stages(job: CompiledJob | LoweredJob) -> list[Mapping[str, int]]:

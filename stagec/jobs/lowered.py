@@ -18,6 +18,7 @@ from stagec.jobs.figures import CompiledJob
 from stagec.jobs.planned import Looks
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
+from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.machine import own_machine
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
@@ -183,12 +184,18 @@ def job_costs(options: JobOptions, session: Session | None = None) -> CompiledJo
     return CompiledJob.of(options, session)
 
 
-def rooms_of(job: CompiledJob | LoweredJob, machine: Machine) -> list[int]:
-    """The bytes that a rank may use on its machine, for each of `figures().each`. Raises
-    `DiagnosticError`."""
+def rooms_of(
+    job: CompiledJob | LoweredJob,
+    figures: MemoryFigures,
+    machine: Machine,
+    limit: Limit | None = None,
+) -> list[int]:
+    """The bytes that a rank may use, for each of `figures.each`: those of the limit, or else of the
+    pod's own machine, if the job runs on `machine`. Raises `DiagnosticError`."""
     from stagec.analysis.memory_fit import room_of
 
-    figures = job.figures()
+    if limit is not None and limit.text != AT_HAND:
+        return [limit.room(each.mesh) for each in figures.each]
     if isinstance(job, CompiledJob) or not figures.pods:
         return [room_of(machine, figures.mesh)]
     pods = job.pods.builders

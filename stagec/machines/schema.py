@@ -22,7 +22,7 @@ from stagec.machines.figures import (
     Text,
     figure_text,
 )
-from stagec.support.diagnostics import DiagnosticError, error, render
+from stagec.support.diagnostics import error
 
 LevelKind = Literal["switch", "ring", "mesh", "fat-tree"]
 _Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
@@ -207,11 +207,7 @@ class Machine(Text):
         Rates and bandwidths may be infinite, for operations without cost. Raises `DiagnosticError`
         for an unknown path, and for values that a text could not have.
         """
-        try:
-            return self._grown(changes.changed(self, values))
-        except DiagnosticError as problem:  # a traceback shows notes
-            problem.__notes__ = [render(each, {}) for each in problem.diagnostics]
-            raise
+        return self._grown(changes.changed(self, values))
 
     def scaled(self, path: str, factor: float) -> Machine:
         """The machine with the figures of a path multiplied. Raises `DiagnosticError` as `changed`

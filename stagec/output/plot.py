@@ -204,10 +204,11 @@ class _Scale:
 
 
 def round_step(about: float, units: int) -> float:
-    """1, 2 or 5 times a power of ten of a unit."""
+    """1, 2 or 5 times a power of ten of a unit, or the next unit."""
     unit = float(units) ** floor(log10(about) / log10(units))
     power = unit * 10.0 ** floor(log10(about / unit))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= about)
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= about)
+    return step if step < 1000 * unit else unit * units
 
 
 class _Frame:

@@ -41,9 +41,9 @@ class _Console(Console):
 
 def console(stream: TextIO, width: int = 120) -> Console:
     """A console of the terminal's width, or of `width` columns in a file or pipe. Texts are printed
-    as they are: what has a style is a `Text`."""
+    as they are: what has a style is a `Text`. In a kernel of Jupyter they go to the stream too."""
     terminal = stream.isatty()
-    made = partial(_Console, highlight=False, markup=False, emoji=False)
+    made = partial(_Console, highlight=False, markup=False, emoji=False, force_jupyter=False)
     return made(file=stream, width=None if terminal else width, soft_wrap=not terminal)
 
 

@@ -177,7 +177,7 @@ class Timing(Hooks):
             table.add_row(name, f"{seconds:.4f}", f"{seconds / total if total else 0:.0%}")
         table.add_row("total", f"{total:.4f}", "")
         shown = io.StringIO()
-        Console(file=shown).print(table)
+        Console(file=shown, force_jupyter=False).print(table)
         self._stream.write(shown.getvalue())
 
 

@@ -44,8 +44,8 @@ class Task:
 class Evaluated:
     """The figures of a job: its mesh, the bytes of its peak by category, and the room of a rank; if
     it fits, also the seconds of a step and their breakdown. With several pods, `pods` has their
-    meshes, `memory` and `room` are those of the pod with the fullest rank, and `mesh` is that of
-    the slowest pod."""
+    meshes, `memory` and `room` are those of the pod with the least memory left, and `mesh` is that
+    of the slowest pod."""
 
     mesh: Mapping[str, int]
     memory: Mapping[str, int]
@@ -79,7 +79,7 @@ NOTHING = Evaluated({}, {}, None)
 
 def evaluate(task: Task) -> Evaluated | str:
     """The figures of a job, or the message with which the compiler refuses it."""
-    from stagec.jobs.lowered import job_costs
+    from stagec.jobs.lowered import job_costs, rooms_of
 
     try:
         job = job_costs(with_batch_option(task.options))
@@ -88,12 +88,14 @@ def evaluate(task: Task) -> Evaluated | str:
         if task.most is not None and time().step_seconds >= task.most:
             return NOTHING
         memory = job.memory_figures()
-        fullest = max(memory.each, key=lambda each: each.peak)
-        room = partial(task.limit.room, machine=task.machine) if task.limit else None
+        rooms: Sequence[int | None] = [None] * len(memory.each)
+        if task.limit is not None:
+            rooms = rooms_of(job, memory, task.machine, task.limit)
+        pairs = zip(memory.each, rooms, strict=True)
+        fullest, room = max(pairs, key=lambda pair: pair[0].peak - (pair[1] or 0))
         pods = {pod: each.mesh for pod, each in memory.pods.items()}
-        most = room(fullest.mesh) if room is not None else None
-        evaluated = Evaluated(fullest.mesh, fullest.categories, most, pods=pods)
-        if room is not None and memory.missing(room) > 0:
+        evaluated = Evaluated(fullest.mesh, fullest.categories, room, pods=pods)
+        if room is not None and fullest.peak > room:
             return evaluated
         report = time()
         mesh = pods.get(report.slowest.partition("/")[0], fullest.mesh)

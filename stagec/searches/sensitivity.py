@@ -4,7 +4,9 @@ limit, and how the best one depends on figures of the machine."""
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from stagec.jobs.pod_options import machines_text
 from stagec.jobs.request.experts import mesh_axes
+from stagec.jobs.request.options import JobOptions
 from stagec.machines import Machine
 from stagec.searches.bounds import SAME
 from stagec.searches.jobs import Evaluated, Run, Task
@@ -79,10 +81,16 @@ def nearest(answers: Sequence[Answer]) -> dict[str, Any] | None:
             if memory[n] > (room := _room(answer, n)):
                 jobs = answer.job_list.jobs
                 least = {"strategy": strategy_of(jobs[n]), "memory_at_least": memory[n]}
-                row = {**least, "room": room, "machine": answer.question.machine.given}
+                row = {**least, "room": room, "machine": _device(jobs[n], answer.question.machine)}
                 rows.append((not compiled, memory[n] / room, {**row, "exact": bool(compiled)}))
                 break
     return min(rows, key=lambda row: row[:2])[2] if rows else None
+
+
+def _device(options: JobOptions, machine: Machine) -> str:
+    """The device whose memory is the limit of a job on `machine`, and on those of its parts."""
+    names = machines_text(options, machine)
+    return machine.given if names == machine.name else f"one of {names}"
 
 
 def _room(answer: Answer, number: int) -> int:

@@ -40,10 +40,12 @@ _TOO_MANY = Diagnostic(
 
 
 class DiagnosticError(Exception):
-    """The input is invalid; at least one of `diagnostics` is an error."""
+    """The input is invalid; at least one of `diagnostics` is an error. Its notes, which a traceback
+    shows, have the remedies."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         self.diagnostics = diagnostics
+        self.__notes__ = [render(each, {}) for each in diagnostics]
         super().__init__("; ".join(d.message for d in diagnostics))
 
     def __reduce__(self) -> tuple[type[DiagnosticError], tuple[Diagnostic, ...]]:

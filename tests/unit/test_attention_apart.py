@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import Outcome, analyse, stagec
+from tests.unit.test_memory_page import drawn
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, WIDE, WORDS = 32, 4096, 32, 8, 128, 14336, 128_256
 BATCH, CONTEXT = 16, 1000
@@ -220,6 +221,33 @@ def test_each_part_runs_on_its_own_machine() -> None:
     assert unlike["fit"]["room"] == whole["h100-sxm"]["fit"]["room"]  # where experts are
     assert unlike["peak_flops"] == pytest.approx((4 * 148e12 + 2 * 989e12) / 6)
     assert unlike["machine"] == "h20 and h100-sxm"
+
+
+def test_each_part_fits_its_own_machine(tmp_path: Path) -> None:
+    """Every command that knows the machine has the verdict of the part that does not fit, although
+    its peak would fit the machine of the other one."""
+    experts = "experts=feed-forward: dp=1,on-machine=a100-40g"
+    words = ("mixtral-8x22b", "--set", "L=9", "--part", experts, "--machine", "h20")
+    step = (*words, "--serve", "decode", "--batch", "256", "--context", "4000")
+    page, job = tmp_path / "time.html", (*step, "--dp", "4")
+    ran = stagec("time", *job, "--no-levers", "--json", "--html", page)
+    fit = json.loads(ran.out)["fit"]
+    assert fit["room"] < fit["peak"] < 90 * 2**30
+    names = ("NVIDIA H20 SXM 96 GB", "NVIDIA A100 SXM 40 GB")
+    data = drawn(page)
+    assert all(name in data["about"][0] for name in names)
+    assert data["rooms"][0] > 2 * data["rooms"][1] == 2 * fit["room"]
+    swept = stagec("time", *job, "--sweep", "fusion=none", "--limit", "machine", "--json")
+    (row,) = json.loads(swept.out)
+    assert (row["fits"], row["fit"]) == (False, fit)
+    space = ("--ranks", "4", "--tp", "1", "--pp", "1", "--ep", "1", "--no-cache", "--jobs", "1")
+    few = stagec("search", *step, *space)
+    assert few.code == 1
+    assert "but one of h20 and a100-40g has 39.46 GiB for it" in few.err
+    server = ("--prompt", "2000", "--output-tokens", "200", "--dp", "4")
+    alone = stagec("serve", *words, *server)
+    assert alone.code == 1
+    assert "per rank, but one of h20 and a100-40g has 39.46 GiB" in alone.err
 
 
 def test_messages_between_machines_pass_the_slower_link(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from stagec.output.chart import COLORS, NARROW, WIDE, Chart, style
 from stagec.output.heat import Heat, HeatCell
 from stagec.output.notebook import NotebookText
 from stagec.output.page import TableRow, figures, page, table
-from stagec.output.plot import Plot, PlotAxis, PlotPoint
+from stagec.output.plot import Plot, PlotAxis, PlotPoint, round_step
 from stagec.output.tables import console
 from stagec.output.tables import table as printed_table
 from stagec.output.threads import Thread, Threads
@@ -129,6 +129,15 @@ def test_given_values_are_marked_and_computed_ones_are_not(
     root = ElementTree.fromstring(f"<svg>{''.join(chart.draw(WIDE)[0])}</svg>")
     middle = [t.text for t in root.iter("text") if t.attrib.get("text-anchor") == "middle"]
     assert middle == [*marks, "x"]
+
+
+@pytest.mark.parametrize(
+    ("about", "units", "step"),
+    [(694 * 2**20, 1024, 2**30), (1010 * 2**20, 1024, 2**30), (700e6, 1000, 1e9), (3.0, 1000, 5.0)],
+)
+def test_marks_are_round_in_their_unit(about: float, units: int, step: float) -> None:
+    """Not every 1,000 MiB, which are 0.98 GiB."""
+    assert round_step(about, units) == step
 
 
 def test_bars_are_as_long_as_their_parts() -> None:

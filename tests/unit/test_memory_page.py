@@ -53,11 +53,23 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def test_each_job_and_pod_has_its_own_limit(tmp_path: Path) -> None:
+    """A device has a communicator for each axis of a mesh, so a job on another mesh has more."""
+    file = tmp_path / "page.html"
+    whisper = ("whisper-large-v3", "--set", "B=8,L=2,L_dec=2", "--tp", "2", "--dp", "2")
+    more = ("--part", "encoder=e: dp=2", "--limit", "h100", "--html", file, "--json")
+    ran = stagec("memory", *whisper, *more, "--compare", "--tp 1 --dp 4")
+    rooms = [each["fit"]["room"] for each in json.loads(ran.out)["pods"].values()]
+    assert rooms[0] < rooms[1]
+    limits = [job["limit"] for job in drawn(file)["jobs"]]
+    assert limits == [*rooms, rooms[1], rooms[1]]
+
+
 @LONG
 def test_the_page_has_what_was_planned(page: Path) -> None:
     """Of each job; the command line in the page gives the same figures."""
     data = drawn(page)
-    assert data["limit"] == 2**30
+    assert [job["limit"] for job in data["jobs"]] == [2**30] * 2
     first, second = data["jobs"]
     assert first["title"] == "llama3-8b"
     assert second["title"] == "llama3-8b with --zero 3 --dp 2 --set F=128"

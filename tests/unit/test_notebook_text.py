@@ -26,6 +26,15 @@ TEXT = """stg.module @m {
 """
 
 
+def test_a_kernel_of_jupyter_gets_what_a_terminal_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There rich would send what is printed to the cell, and leave texts empty."""
+    counts = stagec.job("llama3-8b", sizes={"L": 2, "B": 1}).analyze()
+    terminal = str(counts), counts.as_markdown(), shown_in_a_notebook(counts)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert (str(counts), counts.as_markdown(), shown_in_a_notebook(counts)) == terminal
+    assert all("all_reduce" in text or "parameters" in text for text in terminal)
+
+
 def shown_in_a_notebook(value: object) -> str:
     show = getattr(value, "_repr_html_")  # noqa: B009
     return str(show())

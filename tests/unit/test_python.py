@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -514,6 +515,26 @@ def test_a_job_with_other_flags_keeps_the_rest() -> None:
         == stagec.job("llama3-8b", tp=2, dp=2, sizes={**SIZES, "S": 128}).analyze().as_json()
     )
     assert job.analyze().as_json()["ranks"] == 2
+
+
+def test_jobs_with_the_same_options_are_equal() -> None:
+    job = made(tp=2, dp=2)
+    assert {job, made(tp=2).with_(dp=2), made(tp=2)} == {job, made(tp=2)}
+    assert job != job.command
+
+
+@pytest.mark.parametrize("ask", [stagec.job, partial(stagec.sweep, over={}), stagec.search])
+def test_a_model_is_a_name_or_a_file(ask: Any) -> None:
+    with pytest.raises(stagec.DiagnosticError, match="model: expects a name or a file"):
+        ask(made())
+
+
+def test_errors_of_answers_have_remedies_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for ask in (made().analyze().to_pandas, made().analyze().plot):
+        with pytest.raises(stagec.DiagnosticError) as expected:
+            ask()
+        assert "\n  help: " in "".join(expected.value.__notes__)
 
 
 def test_two_threads_do_not_mix() -> None:

@@ -191,6 +191,18 @@ def test_levers_are_never_slower() -> None:
         assert lever["speedup"] == actual["step_seconds"] / lever["step_seconds"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "lever"),
+    [
+        ("--offload activations", "2 x host link"),
+        ("--offload optimizer --offload-update host", "2 x host memory bandwidth"),
+    ],
+)
+def test_a_better_host_helps_a_step_that_waits_for_it(flags: str, lever: str) -> None:
+    actual = timed(f"llama3-8b --set L=4,B=2 --machine h100-sxm {flags} --levers")
+    assert {each["name"]: each["speedup"] for each in actual["levers"]}[lever] > 1.02
+
+
 def test_without_overlap_a_step_is_longer() -> None:
     job = f"{LLAMA} --dp 4 --zero 3 --no-levers"
     assert timed(f"{job} --no-overlap")["step_seconds"] > timed(job)["step_seconds"]

@@ -7,8 +7,9 @@ const PHASES = { forward: 0, backward: 2, weights: 7, recompute: 5, gradient: 4,
 // -- a chart --------------------------------------------------------------------------------------
 
 class Chart {
-  constructor(parent, entry, alone, about) {
+  constructor(parent, entry, alone, about, most) {
     this.entry = decoded(entry);
+    this.room = most;
     this.alone = alone;
     this.pinned = null;
     this.box = make(parent, "figure");
@@ -171,13 +172,13 @@ class Chart {
   }
 
   limit() {
-    if (data.limit === null) return;
-    const text = `limit ${bytesText(data.limit)}`, right = this.left + this.width;
-    if (data.limit > this.upTo) {
+    if (this.room === null) return;
+    const text = `limit ${bytesText(this.room)}`, right = this.left + this.width;
+    if (this.room > this.upTo) {
       shape(this.svg, "text", { class: "alarm strong halo limit-text", x: right, y: this.top - 28, "text-anchor": "end" }, `${text}, above the axis`);
       return;
     }
-    const y = this.y(data.limit);
+    const y = this.y(this.room);
     shape(this.svg, "line", { class: "limit", x1: this.left, x2: right, y1: y, y2: y });
     shape(this.svg, "text", { class: "alarm strong halo limit-text", x: right, y: y - 5, "text-anchor": "end" }, text);
   }

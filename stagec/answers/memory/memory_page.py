@@ -26,7 +26,7 @@ _BODY = """<form class="bar" id="controls" autocomplete="off"></form>
 class JobPictures:
     """The pictures of a job or of a pod: its title, the commands of its memory and of its time (""
     if it has none), the stage to show first, and a picture for each stage; `before` precedes the
-    names of stages."""
+    names of stages. `limit`, in bytes per rank, is a line."""
 
     title: str
     command: str
@@ -34,6 +34,7 @@ class JobPictures:
     shown: int
     pictures: Sequence[Picture]
     before: str = ""
+    limit: int | None = None
 
 
 def columns_for(classes: int) -> int:
@@ -41,13 +42,11 @@ def columns_for(classes: int) -> int:
     return min(MOST, max(FEWEST, ALL_COLUMNS // classes))
 
 
-def page(title: str, jobs: Sequence[JobPictures], machine: Machine, limit: int | None) -> str:
-    """The text of the page. Jobs are drawn below each other, on the same scales; `limit`, in
-    bytes, is a line in all of them."""
+def page(title: str, jobs: Sequence[JobPictures], machine: Machine) -> str:
+    """The text of the page. Jobs are drawn below each other, on the same scales."""
     used = {b.category for job in jobs for p in job.pictures for b in p.bands}
     categories = [c for c in ALL if c in used]
     data = {
-        "limit": limit,
         "categories": categories,
         "colors": [ALL.index(c) % COLORS for c in categories],
         "jobs": [_job(job, categories) for job in jobs],
@@ -73,6 +72,7 @@ def _job(job: JobPictures, categories: Sequence[str]) -> dict[str, Any]:
         "command": job.command,
         "time": job.time,
         "shown": stages.index(job.shown),
+        "limit": job.limit,
         "classes": [_class(picture, job.before, categories) for picture in job.pictures],
     }
 

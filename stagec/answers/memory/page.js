@@ -49,7 +49,8 @@ function redraw() {
   hideTip();
   for (const chart of charts) chart.measure();
   const most = Math.max(...charts.map((chart) => chart.most), 1);
-  const upTo = 1.04 * (data.limit !== null && data.limit < 4 * most ? Math.max(most, data.limit) : most);
+  const limits = charts.map((chart) => chart.room).filter((room) => room !== null && room < 4 * most);
+  const upTo = 1.04 * Math.max(most, ...limits);
   const longest = Math.max(...charts.map((chart) => chart.length), 1);
   for (const chart of charts) chart.draw(upTo, byTime ? longest : chart.length);
 }
@@ -91,7 +92,7 @@ function refresh() {
   const alone = sections.flat().length === 1;
   data.jobs.forEach((job, j) => {
     job.place.replaceChildren();
-    for (const entry of sections[j]) charts.push(new Chart(job.place, entry, alone, [job.title, job.command]));
+    for (const entry of sections[j]) charts.push(new Chart(job.place, entry, alone, [job.title, job.command], job.limit));
   });
   pinMoment();
   redraw();

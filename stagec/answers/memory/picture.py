@@ -173,8 +173,8 @@ def _planned(changes: Changes, options: JobOptions, session: Session) -> DrawnJo
         raise
 
 
-def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None, room: int | None) -> str:
-    """The page of a planned job; `room` is its limit in bytes."""
+def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None) -> str:
+    """The page of a planned job."""
     from stagec.analysis.picture import pictures
     from stagec.answers.memory.memory_page import JobPictures, columns_for, page
 
@@ -195,10 +195,11 @@ def memory_page(job: DrawnJob, drawing: Drawing, limit: Limit | None, room: int 
             shown = stage.number if stage is not None and chosen else worst
             title = each.pods.titles[pod] + (f" with {each.changes}" if each.changes else "")
             before = f"{pod}/" if each.pods.several else ""
-            drawn.append(JobPictures(title, command, time, shown, stages, before))
+            room = None if limit is None else limit.room(module.axis_sizes)
+            drawn.append(JobPictures(title, command, time, shown, stages, before, room))
             time = ""
     models = dict.fromkeys(b.model_name for each in jobs for b in each.pods.builders.values())
-    return page(f"Memory of {', '.join(models)}", drawn, rates, room)
+    return page(f"Memory of {', '.join(models)}", drawn, rates)
 
 
 def _time_command(options: JobOptions, drawing: Drawing, limit: Limit | None) -> str:

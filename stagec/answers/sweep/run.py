@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stagec.answers.sweep.axes import Axis, Choice, SweepType, conflicts
-from stagec.answers.sweep.rows import Case, SweepRow, refused, rows
+from stagec.answers.sweep.rows import Case, SweepRow, fits, refused, rows
 from stagec.jobs.request.command_line import question_command, step_command
 from stagec.jobs.request.configurations import is_file_name
 from stagec.jobs.request.emission import WORKERS, workers
-from stagec.jobs.request.limit import Limit
+from stagec.jobs.request.limit import AT_HAND, Limit
 from stagec.jobs.request.option import AnyText, CommandOption
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import CSV, PLOTS, form_of
@@ -287,8 +287,7 @@ def rows_of(
             results[number] = refused(problem)
     numbers = list(cases)
     for done, (i, figures) in enumerate(run(rows, list(cases.values())), 1):
-        of = cases[numbers[i]]
-        results[numbers[i]] = {pod: _with_verdict(row, of, limit) for pod, row in figures.items()}
+        results[numbers[i]] = {pod: _with_verdict(row, limit) for pod, row in figures.items()}
         progress(done, len(numbers))
     steps = max((each.keys() for each in results.values()), key=len)
     every_row: list[SweepRow] = []
@@ -318,12 +317,14 @@ def _command(case: Case, choices: Sequence[Choice]) -> str:
     return step_command(configured.options, configured.machine, overlap=configured.overlap)
 
 
-def _with_verdict(row: SweepRow, case: Case, limit: Limit | None) -> SweepRow:
+def _with_verdict(row: SweepRow, limit: Limit | None) -> SweepRow:
     """A row with its entry `fits`, if there is a limit and it is a job."""
     if limit is None or "error" in row:
         return row
+    if limit.text == AT_HAND:  # the machine of each pod
+        return {**row, "fits": fits(row)}
     pods = row.get("pods", {"": row}).values()
-    rooms = ((each["peak_bytes"], limit.room(each["mesh"], case.machine)) for each in pods)
+    rooms = ((each["peak_bytes"], limit.room(each["mesh"])) for each in pods)
     return {**row, "fits": all(peak <= room for peak, room in rooms)}
 
 

@@ -163,7 +163,7 @@ class Streams extends Panel {
 class Memory extends Panel {
   draw() {
     const each = picture.classes[shown], held = memoryOf(each), high = 11 * em;
-    const limit = data.room, near = limit && limit < 4 * (each.memory ? each.memory.peak : 0), top = (near ? 1.5 : 2.8) * em;
+    const limit = data.rooms[shown], near = limit && limit < 4 * (each.memory ? each.memory.peak : 0), top = (near ? 1.5 : 2.8) * em;
     const pen = this.begin(held ? top + high + 2 * em : 2 * em);
     if (!held) {
       this.label("memory", 12);

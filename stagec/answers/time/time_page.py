@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stagec.analysis.memory_fit import room_of
 from stagec.analysis.time_report import TimeReport
 from stagec.answers.time.table import seconds_text
 from stagec.answers.time.timed import Timed
@@ -41,15 +42,24 @@ click a class to see its streams. Enter in the search goes to the next place of 
 
 def step_page(timed: Timed, report: TimeReport) -> str:
     """The page of a step whose memory was planned, with the levers of `report`."""
-    machine, memory = timed.machine, step_command(timed.options, None)
-    commands = [_command(timed), f"{memory} --html memory.html"]
-    room = machine.memory.capacity.value if report.fit is None else report.fit.room
-    return time_page(report, _picture(timed), commands, machine.title, room)
+    commands = [_command(timed), f"{step_command(timed.options, None)} --html memory.html"]
+    rooms = [
+        room_of(job.software.machine_of(timed.machine), job.mesh)
+        for job in timed.each.values()
+        for _ in job.programs
+    ]
+    return time_page(report, _picture(timed), commands, _machines(timed), rooms)
 
 
 def step_plot(timed: Timed, report: TimeReport) -> Bars:
     """The chart of the page that is also written alone: the breakdown of each class."""
-    return _parts(_picture(timed), f"{report.model} on {timed.machine.title}", _command(timed))
+    return _parts(_picture(timed), f"{report.model} on {_machines(timed)}", _command(timed))
+
+
+def _machines(timed: Timed) -> str:
+    """The titles of the machines of all pods."""
+    each = (job.software.machine_of(timed.machine) for job in timed.each.values())
+    return " and ".join(dict.fromkeys(machine.title for machine in each))
 
 
 def _command(timed: Timed) -> str:
@@ -63,10 +73,14 @@ def _picture(timed: Timed) -> Mapping[str, Any]:
 
 
 def time_page(
-    report: TimeReport, picture: Mapping[str, Any], commands: Sequence[str], title: str, room: float
+    report: TimeReport,
+    picture: Mapping[str, Any],
+    commands: Sequence[str],
+    title: str,
+    rooms: Sequence[int],
 ) -> str:
-    """The page of a job; `title` is that of its machine, `room` the bytes of a device that it may
-    use, and `commands` are those of its time and of its memory."""
+    """The page of a job; `title` is that of its machines, `rooms` has the bytes that a rank of each
+    class may use, and `commands` are those of its time and of its memory."""
     about = f"{ranks_text(report.ranks, report.mesh)}. "
     about += " ".join(_left_out(picture, levers=bool(report.levers)))
     name = f"{report.model} on {title}"
@@ -87,7 +101,7 @@ def time_page(
         ),
         path_table(report),
     ]
-    data = {"about": [name, commands[0]], "room": round(room), "picture": picture}
+    data = {"about": [name, commands[0]], "rooms": rooms, "picture": picture}
     return page(name, body, _SCRIPTS, data)
 
 
