@@ -375,9 +375,9 @@ class Statement(Declaration):
 
     def text(self, request: FlagValues) -> Iterator[str]:
         """The statements that flags represent, as text."""
-        known = {f.param.name: f for f in self._fields}
-        order = list(known)
         for said in self.from_flags(request):
+            known = {f.param.name: f for f in self._fields}
+            order = list(known)
             parts = [known[name].text(said[name]) for name in sorted(said, key=order.index)]
             yield f"{self.name}[{', '.join(parts)}]"
 

@@ -54,7 +54,7 @@ from stagec.pipeline.manager import PassManager
 from stagec.pipeline.passes import Pass
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
-from stagec.sharding.strategy import read_strategy
+from stagec.sharding.strategy import Strategy, read_strategy
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note
 from stagec.support.source import Source, file_loc
 from stagec.support.suggest import did_you_mean
@@ -107,26 +107,27 @@ class JobBuilder:
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
         self.serving = self._serving(module, entry.positions if entry else None)
         self._tensor_parts = self._parts_of_tp(module)
-        options = self.options
         self.from_texts = bool(
-            options.strategy or self._preset is not None or module.ops("stg.strategy")
+            self.options.strategy or self._preset is not None or module.ops("stg.strategy")
         )
         if self.from_texts:
             self._refuse_shorthands()
         else:
-            check_experts(options, module.symbols)
-            check_sequence(options, module.sequences)
-        self._check_options(module)
-        self._add_strategy(module)
+            check_experts(self.options, module.symbols)
+            check_sequence(self.options, module.sequences)
+        flags = self._request(module)
+        self._check_options(flags)
+        self._add_strategy(module, flags)
+        strategy = read_strategy(module)
         if self.serving is not None:
             refuse_training(module)
-            self._warn_of_quantized(module)
-        self._add_redundant_experts(module)
+            self._warn_of_quantized(strategy)
+        self._add_redundant_experts(module, strategy)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
-        if self.serving is None and (remark := replicated_state(module)) is not None:
+        if self.serving is None and (remark := replicated_state(module, strategy)):
             self.session.report(remark)
-        self._default_batch(module)
+        self._default_batch(module, strategy)
         return module
 
     def _serving(self, module: Module, positions: int | None) -> Serving | None:
@@ -139,10 +140,10 @@ class JobBuilder:
             serving.declare(module)
         return serving
 
-    def _add_redundant_experts(self, module: Module) -> None:
+    def _add_redundant_experts(self, module: Module, strategy: Strategy) -> None:
         """Add redundant experts to the number of experts of the module. Raises `DiagnosticError`
         for a step of training."""
-        rule, experts = read_strategy(module).one(CopiesRule), module.symbols.get(EXPERTS)
+        rule, experts = strategy.one(CopiesRule), module.symbols.get(EXPERTS)
         if not rule.count:
             return
         if self.serving is None:
@@ -163,9 +164,9 @@ class JobBuilder:
             import_configuration(model, self.session, plugins=self.options.plugin)
         )
 
-    def _warn_of_quantized(self, module: Module) -> None:
+    def _warn_of_quantized(self, strategy: Strategy) -> None:
         """Warn if the checkpoint has quantized weights, but the job does not."""
-        model, rule = self.options.model, read_strategy(module).one(WeightsRule)
+        model, rule = self.options.model, strategy.one(WeightsRule)
         if model in library() or not is_configuration(model) or rule.format != "bf16":
             return
         if (warning := quantized_checkpoint(model, self.session)) is not None:
@@ -180,10 +181,10 @@ class JobBuilder:
             module.ops("stg.mesh")[0].attrs[unsized[0]] = const(sizes[unsized[0]] or 1)
         check_ranks(ranks, sizes)
 
-    def _check_options(self, module: Module) -> None:
+    def _check_options(self, flags: FlagValues) -> None:
         """Report flags without effect. Raises `DiagnosticError` for a combination that a rule
         refuses."""
-        problems = check(self._request(module))
+        problems = check(flags)
         errors = [d for d in problems if d.severity == "error"]
         if errors:
             raise DiagnosticError(*errors)
@@ -192,7 +193,8 @@ class JobBuilder:
 
     def _request(self, module: Module) -> FlagValues:
         """The values of flags, with the flags of the stack that they need."""
-        options = self.options.changed(**needed_flags(self._stack, self._given))
+        needed = needed_flags(self._stack, self._given) if self._stack else {}
+        options = self.options.changed(**needed)
         return request(options, self._axes(), module.symbols, module.sequences)
 
     @cached_property
@@ -249,7 +251,7 @@ class JobBuilder:
             for axis, size in (parts.get(name) or {name: whole}).items()
         }
 
-    def _add_strategy(self, module: Module) -> None:
+    def _add_strategy(self, module: Module, flags: FlagValues) -> None:
         """Insert mesh and strategy before the functions; those in the model's own text stay."""
         given: list[Operation] = []
         if self.options.strategy is not None:
@@ -271,7 +273,7 @@ class JobBuilder:
                 parts = [a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1]
                 heads = "*".join(parts) or "1"
                 given.append(self._parse(f"stg.assume[G == {heads}]", ASSUMED))
-            text = strategy_text(self._request(module))
+            text = strategy_text(flags)
             given.append(self._parse(text, SHORTHAND))
         self._assumed = [op for op in given if op.name == "stg.assume"]
         body = module.root.body
@@ -348,10 +350,9 @@ class JobBuilder:
                 )
             mesh.attrs[axis] = True if size is None else const(size)
 
-    def _default_batch(self, module: Module) -> None:
+    def _default_batch(self, module: Module, strategy: Strategy) -> None:
         """Set the batch size if it is open: one sequence for each data-parallel rank, microbatch
         and half batch."""
-        strategy = read_strategy(module)
         if self._symbolic or module.symbols.get(strategy.batch, 1) is not None:
             return
         mesh = module.mesh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stagec.ir.core import Attr
@@ -37,7 +38,8 @@ class RegionSyntax:
 
 @dataclass(slots=True)
 class OpSyntax:
-    """One operation as written."""
+    """One operation as written. `checked` has the definition with which its signature was checked
+    without errors, and its attributes then."""
 
     name: Name
     results: list[Name]
@@ -48,3 +50,4 @@ class OpSyntax:
     region: RegionSyntax | None
     types: tuple[Type, ...]
     loc: Loc
+    checked: tuple[object, Mapping[str, Attr]] | None = None

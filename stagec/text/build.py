@@ -80,14 +80,21 @@ class _Resolver:
         symbol = syntax.symbol.text if syntax.symbol else None
         operands = self._operands(syntax, scope)
         op = Operation(definition, operands, loc=syntax.loc, symbol=symbol)
-        places = self._params(op, syntax)
+        checked, before = syntax.checked, len(self.problems.items)
+        places: dict[str, FileLoc] | None = None
+        if checked is not None and checked[0] is definition:
+            op.attrs.update(checked[1])
+        else:
+            places = self._params(op, syntax)
         if syntax.region is not None or definition.has(HasRegion):
             op.make_region()
         for i, name in enumerate(syntax.results):
             op.add_result(name.text, syntax.types[i] if i < len(syntax.types) else None, name.loc)
-        for misfit in misfits(op):
-            loc = places.get(misfit.param, syntax.name.loc)
+        for misfit in misfits(op) if places is not None else ():
+            loc = (places or {}).get(misfit.param, syntax.name.loc)
             self.problems.error(misfit.message, loc, remedy=misfit.remedy)
+        if places is not None and len(self.problems.items) == before:
+            syntax.checked = definition, dict(op.attrs)
         if syntax.region is not None:
             self._region(op.body, syntax.region, scope)
         self._results(op, syntax, scope)

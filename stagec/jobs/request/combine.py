@@ -19,7 +19,7 @@ from stagec.ir_spec.strategy.statement import Flag, Need, Statement
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
 from stagec.schedule.registry import SCHEDULES
-from stagec.sharding.strategy import read_strategy
+from stagec.sharding.strategy import Strategy
 from stagec.support.diagnostics import Diagnostic, error
 
 #: The axes whose sizes flags give, slowest first; expert parallelism is part of data parallelism.
@@ -301,9 +301,12 @@ def _serving(request: FlagValues) -> Iterator[Diagnostic]:
         )
 
 
+_WITH_NEEDS = [flag for flag in FLAGS.values() if flag.needs or flag.beside]
+
+
 def idle(request: FlagValues) -> Iterator[tuple[Flag, Need]]:
     """The flags that are given without something that they need, and the need."""
-    for given in FLAGS.values():
+    for given in _WITH_NEEDS:
         if (need := lacking(request, given)) is not None:
             yield given, need
 
@@ -364,10 +367,10 @@ def in_usual_order(axes: Iterable[str]) -> bool:
     return places == sorted(places)
 
 
-def replicated_state(module: Module) -> Diagnostic | None:
+def replicated_state(module: Module, strategy: Strategy) -> Diagnostic | None:
     """A remark on a step of training whose context-parallel ranks all have the same optimizer
     state; None if they shard it, or if their number is open."""
-    strategy, mesh = read_strategy(module), module.mesh
+    mesh = module.mesh
     ranks = mesh.sizes.get("cp") if mesh is not None else None
     if (ranks or 1) == 1 or (strategy.zero and "cp" in strategy.zero_axes):
         return None
