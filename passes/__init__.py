@@ -58,7 +58,7 @@ PLUGIN = Plugin(
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
         "serve-lora,freeze-parameters,add-dropout,set-element-types,fuse-attention,expand-kernels,"
-        "expand-attention,expand-loss,autocast,quantize-weights,insert-fp8-casts,size-experts,"
+        "expand-attention,expand-loss,quantize-weights,autocast,insert-fp8-casts,size-experts,"
         "overlap-batches,separate-attention,choose-recompute,split-microbatches,place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,whole-gradients,insert-collectives,hoist-reductions,"

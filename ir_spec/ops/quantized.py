@@ -31,9 +31,10 @@ class WeightFormat:
     zero point).
 
     On devices whose units multiply `units`, activations are cast to `compute` before a product. If
-    `compute` is empty, activations keep their type, and the weight is converted to it: inside the
-    kernel, or by a kernel before it if `decoded`. With a `table`, elements are indices into
-    `TABLES[table]`. In checkpoints of models with experts, the weights of `parts` have the format.
+    `compute` is empty, activations keep their type, and the weight is converted to it inside the
+    kernel. With `decoded`, a kernel before it converts the weight, and activations in f32 are cast
+    to that type and the result back. With a `table`, elements are indices into `TABLES[table]`. In
+    checkpoints of models with experts, the weights of `parts` have the format.
     """
 
     dtype: str
@@ -43,7 +44,7 @@ class WeightFormat:
     zero: str = ""
     compute: str = ""
     units: str = ""
-    decoded: bool = False
+    decoded: str = ""
     table: str = ""
     parts: str = ALL
 
@@ -52,7 +53,8 @@ class WeightFormat:
 #: arXiv 2412.19437, section 3.3.2; `int8`, one scale for each output channel (arXiv 2208.07339);
 #: `int4`, AWQ with groups of 128 (arXiv 2306.00978); `mxfp4`, OCP Microscaling 1.0; `nvfp4`,
 #: groups of 16 with f8e4m3 scales; `nf4`, groups of 64 with scales of 8 bits (arXiv 2305.14314),
-#: which bitsandbytes.functional.dequantize_4bit converts to the type of activations. `parts`:
+#: which bitsandbytes.functional.dequantize_4bit converts, with products in bf16 (QLoRA:
+#: bnb_4bit_compute_dtype; bitsandbytes.nn.Linear4bit.forward casts input and output). `parts`:
 #: config.json and hf_quant_config.json (modules_to_not_convert, exclude_modules, ignore) of
 #: openai/gpt-oss-120b, nvidia/Kimi-K2.5-NVFP4, GLM-5-NVFP4, MiniMax-M2.5-NVFP4 and
 #: moonshotai/Kimi-K2.5.
@@ -67,7 +69,7 @@ FORMATS: Mapping[str, WeightFormat] = {
     "nvfp4": WeightFormat(
         "f4e2m1", 16, 1, "f8e4m3", compute="f4e2m1s", units="f4e2m1", parts=FEED_FORWARD
     ),
-    "nf4": WeightFormat("i4", 64, 1, "u8", decoded=True, table="nf4"),
+    "nf4": WeightFormat("i4", 64, 1, "u8", decoded="bf16", table="nf4"),
 }
 
 

@@ -12,6 +12,8 @@ KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
 FORMS = ("fused", "foreach", "for_loop", "in_backward")
 #: Where states of the optimizer that are in host memory are updated.
 DEVICE, HOST = "device", "host"
+#: Moments of tables with adam8bit: in blocks, as those of others, or in fp32.
+BLOCKS, WIDE = "blocks", "f32"
 #: The kinds whose update is one kernel or several, depending on the form.
 BY_KERNELS = ("adamw", "sgd")
 
@@ -48,6 +50,15 @@ class OptimizerRule(Record):
         rare=True,
         software=True,
     )
+    tables: str = flagged(
+        "table_moments",
+        "With adam8bit: moments of embedding tables in blocks of 8 bits, or in fp32.",
+        doc="moments of embedding tables with adam8bit: in blocks as others, or in f32",
+        choices=(BLOCKS, WIDE),
+        needs=("optimizer",),
+        rare=True,
+        software=True,
+    )
     momentum: bool = flagged(
         "sgd_momentum", "SGD uses momentum.", needs=("optimizer",), numerics=True, rare=True
     )
@@ -72,6 +83,9 @@ class OptimizerOp(Statement):
     and, in a layer, the denominator of the previous one, also for the parameters that Muon leaves
     to AdamW. Adafactor and Muon process one tensor at a time. With `in_backward`, each gradient is
     freed as soon as it is used: there is no norm of all gradients, and only one microbatch.
+
+    With `tables = f32`, moments of `adam8bit` have 32 bits for tables of words and positions, as in
+    Trainer of transformers (trainer.py: `register_module_override` of each `nn.Embedding`).
 
     With `offloaded = host` the CPU updates states where `stg.offload` keeps them, as
     DeepSpeedCPUAdam does (deepspeed, ops/adam/cpu_adam.py). Their copies are no nodes, and the

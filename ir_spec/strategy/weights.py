@@ -110,7 +110,10 @@ class WeightsOp(Statement):
     but not for DeepSeek or Kimi K2 (vLLM, models/minimax_m2.py: `params_dtype = torch.float32`).
 
     In training, frozen weights, as with `stg.lora`, are stored in this format (QLoRA, arXiv
-    2305.14314): products of forward and of backward convert them to the type of the activations.
+    2305.14314): products of forward and of backward convert them to the type of the activations,
+    those of `nf4` to bf16 where activations are in f32, whose casts then surround the product
+    (bitsandbytes, nn/modules.py: Linear4bit.forward). `prepare_model_for_kbit_training` of peft
+    makes all other parameters f32: `stg.dtypes[param = f32]`.
     """
 
     name, record = "stg.weights", WeightsRule

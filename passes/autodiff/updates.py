@@ -28,7 +28,10 @@ from stagec.ir.rewrite import uses_of_weight
 from stagec.ir.rule import parse_rule
 from stagec.ir_spec.ops.adam8bit import BLOCK, SMALLEST
 from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.selection import Slice
+from stagec.ir_spec.ops.vocabulary import Embedding
 from stagec.ir_spec.strategy.dtypes import of_parameter
+from stagec.ir_spec.strategy.optimizer import WIDE
 from stagec.sharding.assumptions import Assumptions
 
 #: The updated parameter and state, in the order of `TrainedTensor.olds`.
@@ -135,7 +138,7 @@ class Optimizer:
 
     def states(self, param: Value, owned: TensorType) -> dict[str, TensorType]:
         """The types of the state of a parameter by name, where `owned` is the share of a rank."""
-        dtypes, matrix = self._strategy.dtypes, matrix_of(param)
+        dtypes, rule, matrix = self._strategy.dtypes, self._strategy.optimizer, matrix_of(param)
         moment = replace(owned, dtype=of_parameter(dtypes.moment, param.tensor.dtype))
         states: dict[str, TensorType] = {}
         if dtypes.master not in ("none", param.tensor.dtype):
@@ -143,6 +146,8 @@ class Optimizer:
         match self.kind:
             case "adafactor":
                 return states | _means(replace(owned, dtype="f32"), matrix)
+            case "adam8bit" if rule.tables == WIDE and _is_table(param):
+                return states | dict.fromkeys(("m", "v"), replace(owned, dtype="f32"))
             case "adam8bit":
                 return states | self._blocks(owned, matrix.depth)
             case "muon" if _is_hidden(matrix):
@@ -150,7 +155,7 @@ class Optimizer:
             case "lion":
                 return states | {"m": moment}
             case "sgd":
-                return states | ({"m": moment} if self._strategy.optimizer.momentum else {})
+                return states | ({"m": moment} if rule.momentum else {})
             case _:
                 return states | {"m": moment, "v": moment}
 
@@ -298,6 +303,11 @@ def _in_order(
 
 def _names(*values: Value) -> list[str]:
     return [f"{v.name}_new" for v in values]
+
+
+def _is_table(param: Value) -> bool:
+    """Whether rows of the parameter are looked up."""
+    return any(isinstance(op.definition, Embedding | Slice) for op, *_ in uses_of_weight(param))
 
 
 def _is_hidden(matrix: Matrix) -> bool:

@@ -276,14 +276,18 @@ class _Weight:
         build = self._module.before(op, by=PASS)
         if self._format.compute and x.tensor.dtype != self._format.compute:
             x = self._cast(build, x)
-        attrs: dict[str, RawAttr] = {"spec": blocks.spec, "to": op.result.tensor.dtype}
+        to = op.result.tensor.dtype
+        attrs: dict[str, RawAttr] = {"spec": blocks.spec, "to": to}
         if self._format.decoded:
             attrs["decoded"] = True
+            if x.tensor.dtype == WIDE:
+                x = cast_to(build, x, self._format.decoded)
+                attrs["to"] = self._format.decoded
         if self._format.table:
             attrs["table"] = self._format.table
         names = [op.result.name, f"{weight.name}_decoded"]
         made = build.op("stg.scaled_einsum", [x, weight, *shared], attrs, names=names)
-        replace_op(op, made.results[:1])
+        replace_op(op, [cast_to(build, made.results[0], to)])
 
     def _cast(self, build: Builder, x: Value) -> Value:
         """The activations in the type in which the product computes, cast once for all products."""

@@ -175,7 +175,8 @@ class _Caster:
 
     def _product(self, op: Operation) -> None:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
-        packed = {} if self._once or is_joined(op) else _packed(op)
+        alone = self._once or not isinstance(op.definition, Einsum)
+        packed = {} if alone or is_joined(op) else _packed(op)
         for index, value in reversed([*enumerate(op.operands)]):  # as GCC evaluates arguments
             if value.tensor.dtype == WIDE:
                 self._cast(op, index, self._rule.to)

@@ -25,7 +25,8 @@ from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, SDPA, UNFUSED, Kernel
 from stagec.passes.strategy.local_sizes import is_on_rank
 
 #: Attributes of attention that the unfused ops can express.
-_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type", "phase"}
+_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type"}
+_PLAIN |= {"made_mask", "phase"}
 
 
 class ExpandAttention(Pass):
@@ -45,7 +46,8 @@ class ExpandAttention(Pass):
     `_supports_sdpa = False` of gpt-oss and Gemma 2). The softmax with sinks has the type of the
     scores.
 
-    With `sdpa` a window, a block or a prefix that hides keys is a mask in the type of the queries,
+    With `sdpa` a window, a block or a prefix that hides keys, and any mask of attention with
+    `made_mask`, is a mask in the type of the queries,
     which backward keeps (`convert_boolean_attn_mask` of ATen/native/transformers/attention.cpp),
     and shared keys and values are copied for each head (`use_gqa_in_sdpa` of transformers,
     integrations/sdpa_attention.py).
@@ -195,9 +197,12 @@ def _softmax(
 
 def _hides(module: Module, op: Operation) -> bool:
     """Whether a kernel of PyTorch needs a mask for the spans of an attention: its only own mask is
-    causal. Transformers makes none for a window or a block with more keys than there are."""
+    causal. Transformers makes none for a window or a block with more keys than there are, and one
+    for each attention of Falcon (`allow_is_causal_skip = False`)."""
     if len(op.results) != 1 or op.flag("mask") or len(op.operands) != 3:
         return False
+    if op.flag("made_mask"):
+        return True
     span = next((op.expr(name) for name in ("window", "chunk") if name in op.attrs), None)
     if span is None:
         return "prefix" in op.attrs

@@ -99,7 +99,8 @@ def ring_attention(
                 remedy="use --cp-order plain",
             )
         op.attrs["ring"] = ring.order
-        op.attrs.pop("given_type", None)  # it describes model code, which has no ring
+        for code in ("given_type", "made_mask"):  # they describe model code, which has no ring
+            op.attrs.pop(code, None)
         _run_in_steps(module, op, strategy.one(KernelsRule).ring)
         for message in (*op.definition.verify(op), *_another_sequence(op)):
             remedy = "gather or exchange: --cp-mode all-gather, or --cp-mode ulysses"

@@ -38,7 +38,9 @@ def optimizer(*flags: str) -> int:
         (("sgd", "--sgd-momentum"), 2 * PARAMETERS),
         (("lion",), 2 * PARAMETERS),
         # one byte for each moment, one fp32 scale for each block of 256 of them
-        (("adam8bit",), 2 * PARAMETERS + 2 * 4 * PARAMETERS // 256),
+        (("adam8bit", "--table-moments", "blocks"), 2 * PARAMETERS + 2 * 4 * PARAMETERS // 256),
+        # of the table of words two of fp32
+        (("adam8bit",), 4 * TABLES + 2 * (PARAMETERS - TABLES // 2) * (1 + 4 / 256)),
         (("muon",), 2 * 2 * LAYER + 4 * (TABLES + VECTORS)),
     ],
     ids=str,

@@ -87,6 +87,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "loss_chunks": {"loss": "chunked"},
     "recompute_selective": {"recompute": "selective"},
     "sgd_momentum": {"optimizer": "sgd"},
+    "table_moments": {"optimizer": "adam8bit"},
     "etp": {"sp": True},
     "cp_inputs": {"cp": 2, "cp_mode": "all-gather"},
     "host_product_bits": {"serve": "decode", "host_product": "2 us"},

@@ -38,13 +38,13 @@ class Adapter(nn.Module):
 
 
 class Linear4bit(nn.Module):
-    """`bitsandbytes.nn.Linear4bit` with NF4 and scales of 8 bits: decoded before each product, of
-    which only the weight in 4 bits is kept."""
+    """`bitsandbytes.nn.Linear4bit` with NF4 and scales of 8 bits: decoded before each product in
+    bf16 (`bnb_4bit_compute_dtype`), of which only the weight in 4 bits is kept."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.dtype, size = base.weight.dtype, base.weight.numel()
+        size = base.weight.numel()
         blocks = size // _BLOCK
         self.weight = _stored(size // 2, torch.uint8)
         self.scales = _stored(blocks, torch.uint8)
@@ -54,10 +54,10 @@ class Linear4bit(nn.Module):
         """`dequantize_4bit`: the scales in fp32, then the weight."""
         scales = self.scales.to(torch.float32)
         scales += 1.0
-        return torch.empty(self.out_features, self.in_features, dtype=self.dtype)
+        return torch.empty(self.out_features, self.in_features, dtype=torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _MatMul4Bit.apply(x, self)
+        return _MatMul4Bit.apply(x.to(torch.bfloat16), self).to(x.dtype)
 
 
 def _stored(size: int, dtype: torch.dtype) -> nn.Parameter:

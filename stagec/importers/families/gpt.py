@@ -242,10 +242,11 @@ def read_falcon(config: Config) -> ModelText:
     alibi = model.flag("alibi")
     if alibi:  # rotary positions are stated, but not used
         config.skip("rope_theta", "rope_scaling", "rope_parameters")
-    mask, rope = ("causal, alibi", None) if alibi else ("causal, given_type", model.rope())
-    groups = "G" if one or newer else "H"
+    mask = "causal, alibi" if alibi else "causal, given_type, made_mask"
+    rope, groups = None if alibi else model.rope(), "G" if one or newer else "H"
     mixer = Attention(groups, qkv_bias=biased, out_bias=biased, rope=rope, mask=mask)
-    mixer = replace(mixer, packed=not one)  # code copies one head of keys out of the product
+    # code copies parts out of the product that do not have a head for each other
+    mixer = replace(mixer, packed=groups == "H")
     activation = config.word("activation", among=ACTIVATIONS, default=model.activation("gelu"))
     block = FeedForward(activation, gated=False, bias=biased)
     decoder = Decoder(LAYER, tied=model.tied(True))

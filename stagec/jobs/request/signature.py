@@ -255,6 +255,8 @@ class JobFlags(TypedDict, total=False):
     #: With --offload optimizer: states are copied to the device for their update (device), or the
     #: CPU updates them in host memory (host).
     offload_update: Literal["device", "host"] | None
+    #: With adam8bit: moments of embedding tables in blocks of 8 bits, or in fp32.
+    table_moments: Literal["blocks", "f32"] | None
     #: SGD uses momentum.
     sgd_momentum: bool | None
     #: Gradient buffers persist across steps, or are freed before forward.
