@@ -196,7 +196,7 @@ def matmul_seconds(
     return seconds
 
 
-def _pieces(dtype: str, *lengths: Floats) -> Floats:
+def _pieces(dtype: str, *lengths: Numbers) -> Floats:
     """The number of loads for 16 bytes of rows of so many elements, given their alignment; rows of
     one element do not count."""
     size = DTYPE_BYTES[dtype]
