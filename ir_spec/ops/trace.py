@@ -215,6 +215,7 @@ class CompOp(NodeOp):
         ),
         Param("causal", "flag", "of attention: a mask leaves half of the queries and keys"),
         Param("windowed", "flag", "of attention: keys are those of a window, on average"),
+        Param("transposed", "flag", "of products: rows are summed up, m and n are contiguous"),
         Param(
             "form",
             "name",

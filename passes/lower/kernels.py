@@ -248,9 +248,9 @@ def kernel_attributes(kernel: KernelShape | None) -> dict[str, RawAttr]:
     if kernel is None:
         return {}
     extents = zip(EXTENTS[kernel.kind], kernel.extents, strict=True)
-    flags = {"causal": kernel.causal, "windowed": kernel.windowed}
-    masks: dict[str, RawAttr] = {name: True for name, given in flags.items() if given}
-    return {"kernel": kernel.kind, **masks, "dtype": kernel.dtype, **dict(extents)}
+    names = ("causal", "windowed", "transposed")
+    flags: dict[str, RawAttr] = {name: True for name in names if getattr(kernel, name)}
+    return {"kernel": kernel.kind, **flags, "dtype": kernel.dtype, **dict(extents)}
 
 
 def fused_attributes(ops: Sequence[Operation], form: str = "") -> dict[str, RawAttr]:

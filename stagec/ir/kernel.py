@@ -48,7 +48,8 @@ class KernelShape:
 
     `dtype` is the element type of its operands. With `causal` a mask leaves half of the pairs of
     queries and keys. With `windowed` each query sees the keys of a window that moves with it, and
-    `keys` is their mean number.
+    `keys` is their mean number. With `transposed` neither operand of a product has contiguous
+    elements of k: rows are summed up, as in gradients of weights.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class KernelShape:
     extents: tuple[Expr, ...]
     causal: bool = False
     windowed: bool = False
+    transposed: bool = False
 
 
 def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape | None:
@@ -84,4 +86,6 @@ def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape
         return None
     inner = [f for f in rule.factors if f in contracted]
     extents = tuple(product(n[f] for f in group) for group in (batch, rows, columns, inner))
-    return KernelShape("matmul", WITHOUT_SCALES.get(dtype, dtype), extents)
+    a, b = (next((g[-1] for g in reversed(shape) if g), "") for shape in rule.operands)
+    transposed = a in rows and b in columns
+    return KernelShape("matmul", WITHOUT_SCALES.get(dtype, dtype), extents, transposed=transposed)

@@ -16,8 +16,9 @@ class Kernel:
     for other kinds. `flops` counts all executed operations, `bytes` those read and written. `op` is
     the operation: einsum, rmsnorm, softmax, adamw, or several joined by +. `causal` means that a
     mask removes half of the pairs of queries and keys, `windowed` that keys are the mean number of
-    those in a window. `form` is the name of the kernel in a
-    library, if a strategy chooses one (`stg.kernels`).
+    those in a window. `form` is the name of the kernel in a library, if a strategy chooses one
+    (`stg.kernels`). `transposed` means that rows of both operands of a product are summed up, as in
+    gradients of weights: m and n elements are contiguous, not k.
     """
 
     kind: str
@@ -29,6 +30,7 @@ class Kernel:
     causal: bool = False
     form: str = ""
     windowed: bool = False
+    transposed: bool = False
 
     def __str__(self) -> str:
         """`matmul bf16 1 x 4096 x 4096 x 1024`."""

@@ -82,10 +82,10 @@ class OpNumbers:
         return self._works[key]
 
     def _kernel(self, op: Operation, layer: int) -> Kernel:
-        kind, dtype, names, what, causal, form, windowed = _about(op)
+        kind, dtype, names, what, rest = _about(op)
         extents = tuple(self._extent(op, name, layer) for name in names)
         flops, size = (self.number(op, name, layer) for name in ("flops", "bytes"))
-        return Kernel(kind, dtype, extents, flops, size, what, causal, form, windowed)
+        return Kernel(kind, dtype, extents, flops, size, what, *rest)
 
     def _extent(self, op: Operation, name: str, layer: int) -> int:
         """An extent of a kernel, rounded up: the mean number of rows of an expert need not be
@@ -116,6 +116,7 @@ class _KernelPlaces(NamedTuple):
     causal: bool
     form: str
     windowed: bool
+    transposed: bool
 
 
 #: The fields of a node that do not depend on sizes: those before and after its sizes.
@@ -204,10 +205,10 @@ class Resizable:
         return _NodePlaces(*about, size, flops, matmul, out, self._kernel(op), (none, none))
 
     def _kernel(self, op: Operation) -> int:
-        kind, dtype, names, what, causal, form, windowed = _about(op)
+        kind, dtype, names, what, rest = _about(op)
         extents = tuple(self._place(op, name, whole=False) for name in names)
         flops, size = self._place(op, "flops"), self._place(op, "bytes")
-        key = _KernelPlaces(kind, dtype, extents, flops, size, what, causal, form, windowed)
+        key = _KernelPlaces(kind, dtype, extents, flops, size, what, *rest)
         return self._kernels.setdefault(key, len(self._kernels))
 
     def _place(self, op: Operation, name: str, *, whole: bool = True) -> int:
@@ -235,14 +236,13 @@ def what_it_does(node: Node) -> Hashable:
     return node.kind, *values, *reached, node.index
 
 
-def _about(op: Operation) -> tuple[str, str, Sequence[str], str, bool, str, bool]:
+def _about(op: Operation) -> tuple[str, str, Sequence[str], str, tuple[bool, str, bool, bool]]:
     """The properties of a kernel that do not depend on sizes: its kind, its element type, the names
-    of its extents, its operation, whether a mask is causal, its name in a library, and whether a
-    window moves with its queries."""
+    of its extents, its operation, and those of `Kernel` from `causal` on."""
     kind = op.text("kernel", MEMORY)
     what = "+".join(op.names("fuses")) or op.text("kind")
-    dtype, causal, windowed = op.text("dtype"), op.flag("causal"), op.flag("windowed")
-    return kind, dtype, EXTENTS[kind], what, causal, op.text("form"), windowed
+    rest = op.flag("causal"), op.text("form"), op.flag("windowed"), op.flag("transposed")
+    return kind, op.text("dtype"), EXTENTS[kind], what, rest
 
 
 def _calls(

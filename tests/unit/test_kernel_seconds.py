@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stagec
 from stagec.machines import Machine, load_machine
 from stagec.machines.efficiency import Efficiency
 from stagec.machines.kernel_efficiency import (
@@ -145,6 +146,30 @@ def test_rows_of_no_multiple_of_16_bytes_take_further_loads(
     plain, more = (perfect_but(unaligned=share) for share in (0.0, 0.5))
     aligned, seconds = (matmul_seconds(x, dtype, 1, m + 1, n, k, 0) for x in (plain, more))
     assert seconds / aligned == pytest.approx(1 + 0.5 * (loads - 1))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "loads"),
+    [(4096, 2048, 8191, 1), (4096, 2048, 8190, 1), (4097, 2048, 8192, 8), (4096, 2044, 8192, 2)],
+)
+def test_how_many_rows_a_gradient_of_weights_sums_up_takes_no_further_loads(
+    m: int, n: int, k: int, loads: int
+) -> None:
+    plain, more = (perfect_but(unaligned=share) for share in (0.0, 0.5))
+    aligned, seconds = (
+        float(matmul_seconds(x, "bf16", 1, m, n, k, 0, transposed=True)) for x in (plain, more)
+    )
+    assert seconds / aligned == pytest.approx(1 + 0.5 * (loads - 1))
+
+
+@pytest.mark.parametrize("machine", ["a100-80g", "h200"])
+@pytest.mark.parametrize("fewer", [1, 2, 7])
+def test_a_step_of_some_tokens_less_takes_no_longer(machine: str, fewer: int) -> None:
+    def seconds(tokens: int) -> float:
+        job = stagec.job("llama3-8b", dp=1, sizes={"B": 1, "S": tokens, "L": 2})
+        return job.time(machine, levers=False).step_seconds
+
+    assert seconds(4096 - fewer) == pytest.approx(seconds(4096), rel=0.01)
 
 
 @pytest.mark.parametrize(

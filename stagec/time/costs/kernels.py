@@ -115,7 +115,9 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
     extents: tuple[Floats, ...] = tuple(np.array([k.extents for k in kernels], dtype=float).T)
     if kind == "matmul":
         batch, m, n, k = extents
-        return matmul_seconds(machine, dtype, batch, m, n, k, size, form=kernels[0].form)
+        rows = np.array([kernel.transposed for kernel in kernels])
+        form = kernels[0].form
+        return matmul_seconds(machine, dtype, batch, m, n, k, size, form=form, transposed=rows)
     batch, heads, kv_heads, queries, keys, qk, v = extents
     causal = np.array([kernel.causal for kernel in kernels])
     # queries that are split over ranks so as to balance the mask meet half of all keys on average
@@ -140,9 +142,11 @@ def matmul_seconds(
     size: Numbers,
     *,
     form: str = "",
+    transposed: Numbers = False,
 ) -> Floats:
     """Seconds of `batch` products of m x k by k x n elements, which move `size` bytes; `form` is
-    how the kernel is marked, whose constants hold where a machine has them.
+    how the kernel is marked, whose constants hold where a machine has them. Rows of operands and
+    results have n and k elements, or n and m if operands are `transposed`.
 
     With tiles of `tm` x `tn` results, the product has `T = batch ceil(m/tm) ceil(n/tn)` tiles; if
     they are fewer than the P processors, each may be split in `s <= P/T` parts along k. The tiles
@@ -156,11 +160,10 @@ def matmul_seconds(
         seconds = start + a + (1 - overlap) b b / a + reduction [s > 1]
 
     and the tile and split of least time are taken, as the heuristics of cuBLAS try to. `B` is the
-    bandwidth of the memory. `piece` are the bytes that a load brings: 16 where rows of n and of k
-    elements are multiples of that, else 8, 4, 2 or 1, and 16 in 32 bits, which have no matrix
-    units. A kernel that expands its weights from 4 to 16 bits does so for each block of rows
-    (`expanded_rows`), and computes meanwhile nothing else: with w = size - 2 batch m (n + k) bytes
-    of weights and scales
+    bandwidth of the memory. `piece` are the bytes that a load brings: 16 where all rows are
+    multiples of that, else 8, 4, 2 or 1, and 16 in 32 bits, which have no matrix units. A kernel
+    that expands its weights from 4 to 16 bits does so for each block of rows (`expanded_rows`), and
+    computes meanwhile nothing else: with w = size - 2 batch m (n + k) bytes of weights and scales
 
         compute += 2 w ceil(m / rows) / (expanding P clock)
 
@@ -179,7 +182,8 @@ def matmul_seconds(
     rows, columns = _TILES.T
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
-    loads = 1 + c.unaligned * (_pieces(dtype, n, k) - 1) if c.unaligned else np.ones(1)
+    other = np.where(np.asarray(transposed)[..., None], m, k)
+    loads = 1 + c.unaligned * (_pieces(dtype, n, other) - 1) if c.unaligned else np.ones(1)
     expands = c.expanding is not None and form in EXPANDING
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
@@ -190,12 +194,12 @@ def matmul_seconds(
     return seconds
 
 
-def _pieces(dtype: str, n: Floats, k: Floats) -> Floats:
-    """The number of loads for 16 bytes of rows of n and of k elements, given their alignment; rows
-    of one element do not count."""
+def _pieces(dtype: str, *lengths: Numbers) -> Floats:
+    """The number of loads for 16 bytes of rows of so many elements, given their alignment; rows of
+    one element do not count."""
     size = DTYPE_BYTES[dtype]
     most = int(_LOAD_BYTES / size) if size < _LOADED_ALONE else 1
-    rows = [np.where(row > 1, row, most).astype(np.int64) for row in (n, k)]
+    rows = [np.where(row > 1, row, most).astype(np.int64) for row in lengths]
     pieces: Floats = most / np.gcd(np.gcd(*rows), most)
     return pieces
 
