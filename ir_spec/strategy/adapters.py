@@ -1,9 +1,6 @@
 """How low-rank adapters are computed."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
@@ -39,5 +36,5 @@ class AdaptersOp(Statement):
     training = "adapters of a server have the type of the parameters beside them"
     example = "stg.adapters[dtype = f32]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         return super().from_flags(request) if request["lora"] else iter(())

@@ -1,11 +1,10 @@
 """Collectives that block computation."""
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
@@ -39,7 +38,7 @@ class BlockingOp(Statement):
     name, record, repeats, subject = "stg.blocking", BlockingRule, True, "over"
     example = "stg.blocking[over = tp]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if "tp" in request.axes and not request["async_tp"]:
             yield {"over": request.over("tp", REPLICAS)}
 

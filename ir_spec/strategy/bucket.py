@@ -1,10 +1,7 @@
 """Calls that reduce many gradients at once."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from stagec.ir_spec.strategy.axes import REDUCED
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 #: Bytes of a call that reduces gradients, as in PyTorch's DDP (`bucket_cap_mb`).
@@ -51,6 +48,6 @@ class BucketOp(Statement):
     training = "there are no gradients to reduce"
     example = "stg.bucket[bytes = 26214400]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if request["ddp_bucket"] and request["zero"] < 2 and request.over(*REDUCED):
             yield {**self.flag_values(request), "bytes": request["ddp_bucket"]}

@@ -1,10 +1,7 @@
 """Reductions of partial sums that wait for the end of the step."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
 
@@ -25,6 +22,6 @@ class DeferOp(Statement):
     name, record, repeats = "stg.defer", DeferRule, True
     example = "stg.defer[over = tpr]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if REPLICAS in request.axes and "tp" in request.axes and "G" in request.sizes:
             yield {"over": REPLICAS}

@@ -1,10 +1,10 @@
 """Element types of gradients, optimizer state and products."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 DTYPES = ("f32", "bf16", "f16")
@@ -158,7 +158,7 @@ class DtypesOp(Statement):
         if "scaling" in op.attrs and "fp8" not in op.attrs:
             yield "expects 'fp8' beside 'scaling', which is for products of 8 bits"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
         if request["autocast"] and types["param"] == "bf16":
             types["param"] = "f32"  # which autocast casts

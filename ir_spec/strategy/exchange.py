@@ -1,10 +1,7 @@
 """Splits of a sequence that become splits of heads for attention (Ulysses)."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from stagec.ir_spec.strategy.axes import HEADS
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
 
@@ -28,7 +25,7 @@ class ExchangeOp(Statement):
     name, record, repeats = "stg.exchange", ExchangeRule, True
     example = "stg.exchange[S, into = (H, G)]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if "cp" in request.axes and request.cp_mode == "ulysses":
             into = tuple(n for n in HEADS if n in request.sizes)
             yield from ({"dim": name, "into": into} for name in request.context)

@@ -1,12 +1,11 @@
 """The number of tokens that each expert receives."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from stagec.ir.core import Operation
 from stagec.ir.traits import Declares
 from stagec.ir_spec.strategy.axes import EXPERTS
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
@@ -47,7 +46,7 @@ class ExpertLoadOp(Statement):
         if any(n < 0 for n in loads) or not any(loads):
             yield "expects loads of 0 or more, at least one of them above 0"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         loads = request["expert_load"]
         if loads and not isinstance(loads[0], tuple):
             yield {"loads": loads}

@@ -1,6 +1,6 @@
 """The values of a command line's flags, as statements read them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeAlias
@@ -59,3 +59,9 @@ class FlagValues:
     def ranks(self, *names: str) -> int:
         """The number of ranks along these axes."""
         return prod(self.axes[a] or 1 for a in self.over(*names))
+
+
+#: The parameters of each statement that flags represent, by name.
+Statements: TypeAlias = Iterator[Mapping[str, Any]]
+#: What is wrong with flags, each with a remedy.
+Problems: TypeAlias = Iterator[tuple[str, str]]

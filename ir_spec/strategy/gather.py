@@ -1,10 +1,9 @@
 """Values that are gathered before they are used."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
@@ -55,7 +54,7 @@ class GatherOp(Statement):
         if op.flag("regather") and "of" in op.attrs:
             yield "'regather' needs operands of ops, but 'of' names values"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if "cp" in request.axes and request.cp_mode == "all-gather":
             again = {"regather": True} if request["cp_inputs"] == "regather" else {}
             yield {"dims": request.context, **again}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
+from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues, Problems
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 #: When the scheduler of an engine works: between two steps, or concurrently with devices.
@@ -197,7 +197,7 @@ class HostsOp(Statement):
             for problem in _misfits(op.text(name)):
                 yield f"'{name}' {problem}"
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         for flag in (f for f in self.flags if f.kind == "text"):
             for problem in _misfits(request[flag.name] or ""):
                 yield f"{flag.option} {problem}", "give a time with its unit, such as '2 us'"

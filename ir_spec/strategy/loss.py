@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 FORMS = ("fused", "stock", "in_place", "fused_in_place", "chunked", "compiled", "linear")
@@ -79,7 +79,7 @@ class LossOp(Statement):
         if op.text("logits") == "gathered" and op.text("form") == "linear":
             yield "'linear' never has whole logits, so they cannot be gathered"
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         yield from super().problems(request)
         form = request["loss"]  # of a flag or of a stack; by default the flag is said to be idle
         if request["loss_chunks"] and form not in (FORMS[0], *IN_CHUNKS):

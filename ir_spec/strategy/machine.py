@@ -1,8 +1,6 @@
 """The machine of a part of the model, where it is not that of the job."""
 
-from collections.abc import Iterator
-
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
@@ -35,7 +33,7 @@ class MachineOp(Statement):
     rare, software = True, True
     example = 'stg.machine[name = "h100-sxm"]'
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         yield from super().problems(request)
         pod = request.flags.get("keep")
         if request["on_machine"] and (not pod or pod == request.flags.get("rest")):

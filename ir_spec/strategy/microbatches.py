@@ -1,9 +1,6 @@
 """The microbatches of a step."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
@@ -31,7 +28,7 @@ class MicrobatchesOp(Statement):
     )
     example = "stg.microbatches[count = 4]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         stages = request.ranks("pp")
         take_turns = 2 if request["afd"] and stages > 1 else 0
         count = microbatches(request["microbatches"] or take_turns, stages)

@@ -1,10 +1,10 @@
 """How tokens are sent to the experts that a router chose, and back."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 #: Ranks of experts gather all tokens; or kernels write each token to a node once.
@@ -93,12 +93,12 @@ class MoeOp(Statement):
     rare, needs = True, ("ep",)
     example = "stg.moe[dispatch = deepep]"
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         if request["moe_sort"] and (how := request["moe_dispatch"]) != "all-to-all":
             what = f"--moe-sort needs an all-to-all, found --moe-dispatch {how}"
             yield what, "leave out --moe-sort, or choose another --moe-dispatch"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         said = self.flag_values(request)
         if same_tokens(request.__getitem__):
             said["dispatch"] = GATHER

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems
 from stagec.ir_spec.strategy.freeze import matches
 from stagec.ir_spec.strategy.statement import (
     Flag,
@@ -92,7 +92,7 @@ class OffloadOp(Statement):
         yield from super().verify(op)
         yield from (message for message, _ in _mistakes(patterns(op, "what")))
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         for message, remedy in _mistakes(_names(request)):
             yield f"--offload {request['offload']}: {message}", remedy
 
@@ -102,7 +102,7 @@ def _names(request: FlagValues) -> tuple[str, ...]:
     return tuple(n.strip() for n in text.split(",")) if text else ()
 
 
-def _mistakes(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _mistakes(names: tuple[str, ...]) -> Problems:
     """The problems of the names of values, each with a remedy."""
     for text in names:
         pattern, colon, share = (part.strip() for part in text.partition(":"))

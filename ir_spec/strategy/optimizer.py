@@ -1,11 +1,10 @@
 """The optimizer, the form of its update, and the clipping of gradients."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, fraction
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 KINDS = ("adamw", "adam8bit", "adafactor", "muon", "lion", "sgd", "none")
@@ -112,7 +111,7 @@ class OptimizerOp(Statement):
         if op.flag("momentum") and kind != "sgd":
             yield f"'momentum' needs sgd, found {kind}"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         clip = 0 if request["optimizer_form"] == "in-backward" else 1
         values = self.flag_values(request)
         if not request["offload"]:

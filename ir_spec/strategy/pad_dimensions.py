@@ -1,10 +1,7 @@
 """Dimensions that are padded, so that ranks have whole blocks of them."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from stagec.ir_spec.strategy.axes import WIDTHS
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, parameter
 
 
@@ -43,11 +40,11 @@ class PadDimensionsOp(Statement):
     section = Section.SERVING
     example = "stg.pad_dimensions[(F, M), multiple = 128]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         dims = tuple(name for name in WIDTHS if name in request.sizes)
         if request["pad_widths"] and dims:
             yield {"dims": dims, "multiple": request["pad_widths"]}
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         if request["pad_widths"] and not any(name in request.sizes for name in WIDTHS):
             yield "--pad-widths: the model has no feed-forward width", "leave it out"

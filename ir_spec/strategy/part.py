@@ -1,9 +1,6 @@
 """Parts of a model with separate meshes and strategies."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 #: The part with everything that no statement names.
@@ -56,7 +53,7 @@ class PartOp(Statement):
     )
     example = "stg.part[encoder, of = e]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         for part in request["part"]:
             if part.value == FEED_FORWARD:
                 yield {"name": part.name, "feed_forward": True, **self.flag_values(request)}

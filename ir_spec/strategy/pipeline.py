@@ -1,10 +1,7 @@
 """Pipeline stages and their schedule."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from stagec.ir_spec.strategy.axes import REPLICAS
-from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, parameter
 
 
@@ -73,7 +70,7 @@ class PipelineOp(Statement):
     name, record = "stg.pipeline", PipelineRule
     example = 'stg.pipeline[over = pp, schedule = "interleaved", chunks = 2]'
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if "pp" in request.axes:
             said = {"over": "pp", "schedule": request["schedule"], **self.flag_values(request)}
             scatter = request.over("tp", REPLICAS) if request["scatter_gather"] else ()

@@ -1,11 +1,11 @@
 """Activations that backward recomputes."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from stagec.ir.core import Operation
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 RECOMPUTE = ("none", "selective", "full", "full_replay")
@@ -103,7 +103,7 @@ class RecomputeOp(Statement):
             if name in op.attrs and op.text("policy") == "none":
                 yield f"'{name}' has no effect, since nothing is recomputed"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if request["recompute"] != "none":
             names = _names(request)
             is_policy = names[0] in RECOMPUTE
@@ -114,7 +114,7 @@ class RecomputeOp(Statement):
         policy = op.text("policy").replace("_", "-")
         return {"recompute": policy or ",".join(op.names("ops")), **super().flags_of(op)}
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         if request["recompute_keep"] and request["recompute"] not in ("none", "full"):
             message = f"--recompute-keep needs --recompute full, found {request['recompute']}"
             yield message, "choose --recompute full"

@@ -1,10 +1,7 @@
 """Attention whose keys and values circulate among the ranks."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from stagec.ir_spec.ops.attention_core import ORDERS
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, flagged, parameter
 
 
@@ -43,12 +40,12 @@ class RingOp(Statement):
     )
     example = "stg.ring[S, order = zigzag]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if "cp" in request.axes and request.cp_mode == "ring":
             order = request["cp_order"]
             yield from ({"dim": name, "order": order} for name in request.context)
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         mode, order = request["cp_mode"], request["cp_order"]
         if mode != "ring" and order != "zigzag":
             message = (

@@ -1,9 +1,6 @@
 """The ops that selective recompute recomputes."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 
@@ -44,5 +41,5 @@ class SelectiveOp(Statement):
     training = "there is no backward to compute again for"
     example = "stg.selective[attention]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         return iter(()) if request["recompute"] == "none" else super().from_flags(request)

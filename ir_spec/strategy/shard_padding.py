@@ -1,8 +1,6 @@
 """How ZeRO shards parameters that do not divide evenly among the ranks."""
 
-from collections.abc import Iterator
-
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Problems
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
 PADDINGS = ("none", "dim0", "flat")
@@ -48,7 +46,7 @@ class ShardPaddingOp(Statement):
     training = "parameters stay where they are while serving"
     example = "stg.shard_padding[rule = dim0]"
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         rule = request["shard_padding"]
         if not request["zero"] and rule != "none":
             message = f"--shard-padding {rule} needs parameters that ZeRO shards, found --zero 0"

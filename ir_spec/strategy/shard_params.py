@@ -1,11 +1,10 @@
 """Parameters, gradients and optimizer state that are sharded over data-parallel ranks."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from stagec.ir.core import Operation
 from stagec.ir_spec.strategy.axes import PARTS, SHARDING, WITHIN
-from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.mesh_flags import RESHARD_RANKS
 from stagec.ir_spec.strategy.statement import (
     Record,
@@ -106,10 +105,10 @@ class ShardParamsOp(Statement):
         if op.flag("overlap") and stage != 1:
             yield f"'overlap' needs stage 1, found stage {stage}"
 
-    def problems(self, request: FlagValues) -> Iterator[tuple[str, str]]:
+    def problems(self, request: FlagValues) -> Problems:
         yield from beside_wrong_values((*self.flags, RESHARD_RANKS), request)
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         over = request.over(*SHARDING)
         if request["zero"] and over:
             within = _within(request, over) if request["zero"] == 3 else ()

@@ -1,8 +1,5 @@
 """Dimensions that are split over axes of the mesh, and when a split yields to computations."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 from stagec.ir_spec.strategy.axes import (
     DATA_AXES,
     EXPERT_PART,
@@ -14,7 +11,7 @@ from stagec.ir_spec.strategy.axes import (
     TENSOR_PARALLEL,
     whole_experts,
 )
-from stagec.ir_spec.strategy.flag_values import Axes, FlagValues
+from stagec.ir_spec.strategy.flag_values import Axes, FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
@@ -91,7 +88,7 @@ class SplitOp(Statement):
     )
     example = "stg.split[(H, G, F, V), over = tp]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if data := request.over(*DATA_AXES):
             yield {"dims": "B", "over": data}
         if "ep" in request.axes:
@@ -105,7 +102,7 @@ class SplitOp(Statement):
         if "tp" in request.axes:
             yield from self._tensor_parallel(request)
 
-    def _tensor_parallel(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def _tensor_parallel(self, request: FlagValues) -> Statements:
         """Heads, widths and vocabulary are split over all of tensor parallelism, KV heads over as
         many ranks as there are heads, experts over the ranks with the same experts."""
         over = request.over(*TENSOR_AXES)

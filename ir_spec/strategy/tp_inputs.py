@@ -1,10 +1,7 @@
 """Whether inputs of split products are kept for backward, and whether products overlap with their
 gathers."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from stagec.ir_spec.strategy.flag_values import FlagValues
+from stagec.ir_spec.strategy.flag_values import FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Record, Statement, flagged
 
 
@@ -54,6 +51,6 @@ class TpInputsOp(Statement):
     rare, needs = True, ("tp", "sp")
     example = "stg.tp_inputs[regather]"
 
-    def from_flags(self, request: FlagValues) -> Iterator[Mapping[str, Any]]:
+    def from_flags(self, request: FlagValues) -> Statements:
         if "tp" in request.axes:
             yield {"policy": "regather", **self.flag_values(request)}
