@@ -117,6 +117,15 @@ NEEDS: Mapping[str, Keys] = {
     "mellum": {**_EXPERTS, "head_dim": 8, "sliding_window": 6, "layer_types": _MIXED},
     "granite_swa": {"sliding_window": 6, "layer_rope_theta": [0, 100, 100, 50]},
     "iquestcoder": {"head_dim": 8},
+    "nemotron-nas": {
+        "intermediate_size": None,
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 1}, "ffn": {"ffn_mult": 3.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 24.0}},
+            {"attention": {"n_heads_in_group": 1}, "ffn": {"no_op": True}},
+            {"attention": {"no_op": True}, "ffn": {"no_op": True}},
+        ],
+    },
     "laguna": {
         **_EXPERTS,
         "head_dim": 8,

@@ -344,6 +344,12 @@ TOWERS: Mapping[str, Keys] = {
         "vision_config": {**_VISION, "model_type": "internvl_vision", "image_size": [6, 6]},
         "downsample_ratio": 0.5,
     },
+    "internvl_chat": {
+        "llm_config": {**_LLAMA, "model_type": "qwen2"},
+        "vision_config": {**_VISION, "model_type": "intern_vit_6b", "image_size": 6},
+        "downsample_ratio": 0.5,
+        "select_layer": -1,
+    },
     "paligemma": {
         "text_config": {**_LLAMA, "model_type": "gemma", "head_dim": 4},
         "vision_config": {**_VISION, "model_type": "siglip_vision_model"},
