@@ -95,6 +95,21 @@ _GROWN: Keys = {
     "llama_4_scaling_beta": 0.5,
     "original_max_position_embeddings": 4,
 }
+_MINIMAX3: Keys = {
+    **_EXPERTS,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "dense_intermediate_size": 24,
+    "shared_intermediate_size": 8,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 0, 1, 1],
+        "sparse_num_index_heads": 4,
+        "sparse_index_dim": 8,
+        "sparse_block_size": 2,
+        "sparse_topk_blocks": 2,
+    },
+}
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
     "gemma3": _GEMMA3,
@@ -117,6 +132,15 @@ NEEDS: Mapping[str, Keys] = {
     "mellum": {**_EXPERTS, "head_dim": 8, "sliding_window": 6, "layer_types": _MIXED},
     "granite_swa": {"sliding_window": 6, "layer_rope_theta": [0, 100, 100, 50]},
     "iquestcoder": {"head_dim": 8},
+    "minimax_m3": _MINIMAX3,
+    "minimax_m3_vl_text": {
+        **{k: v for k, v in _MINIMAX3.items() if k != "sparse_attention_config"},
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+        "index_n_heads": 4,
+        "index_head_dim": 8,
+        "index_block_size": 2,
+        "index_topk_blocks": 2,
+    },
     "nemotron-nas": {
         "intermediate_size": None,
         "block_configs": [

@@ -2,7 +2,7 @@
 widths."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
@@ -10,25 +10,10 @@ from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Attention, FeedForward
 from stagec.importers.writing.stack import Decoder, Place, stacked
-from stagec.importers.writing.text import Callee, ModelText
+from stagec.importers.writing.text import ModelText
 
 #: Feed-forward widths are rounded up to a multiple of this, as in the code of the releases.
 _MULTIPLE = 256
-
-
-@dataclass(frozen=True, slots=True)
-class _OfWidth:
-    """A feed-forward block whose width is a symbol."""
-
-    block: FeedForward
-    width: str
-
-    def write(self, text: ModelText) -> Callee:
-        """Add the block."""
-        callee = self.block.write(text)
-        text.used.discard("F")
-        text.used.add(self.width)
-        return callee.with_(f"F = {self.width}")
 
 
 @reads("Llama-Nemotron", "nemotron-nas", features="layers without a part, widths by layer")
@@ -50,7 +35,7 @@ def read_nemotron_nas(config: Config) -> ModelText:
             places.append((f"g{heads}", "attn", replace(mixer, groups=symbol)))
         if width:
             symbol = model.text.symbol(f"F_{width}", width, "ffn_mult * 2/3 * hidden_size")
-            places.append((f"f{width}", "ffn", _OfWidth(plain, symbol)))
+            places.append((f"f{width}", "ffn", replace(plain, width=symbol)))
         each.finish()
         layers += [places] if places else []
     if not layers:

@@ -224,20 +224,26 @@ def activation_options(activation: str, *, gated: bool = False, default: str = "
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward block of width F, with or without a gate. With `packed`, model code computes
-    gate and up by one product."""
+    """A feed-forward block of the width F, or another symbol, with or without a gate. With
+    `packed`, model code computes gate and up by one product; `bounds` are further static parameters
+    of the gate."""
 
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
     packed: bool = False
+    bounds: tuple[str, ...] = ()
+    width: str = "F"
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
         chosen = activation_options(self.activation, gated=self.gated)
         name = "swiglu" if self.gated else "mlp"
-        joined = ["packed = (joined)"] * self.packed
-        return text.use(name, "D F", *chosen, *joined, *["bias"] * self.bias)
+        statics = [*self.bounds, *["joined"] * self.packed]
+        joined = [f"packed = ({', '.join(statics)})"] if statics else []
+        width = [f"F = {self.width}"] if self.width != "F" else []
+        given = (*width, *chosen, *joined, *["bias"] * self.bias)
+        return text.use(name, f"D {self.width}", *given)
 
 
 @dataclass(frozen=True, slots=True)
