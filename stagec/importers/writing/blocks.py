@@ -256,7 +256,8 @@ class Experts:
     With `scaled_inputs` the input of an expert is multiplied by its weight, in place of its result,
     and T is 1. If `narrow`, experts work on a projection of the width U. `shared` is a block of
     width F_shared for all tokens; with `shared_gate` it is multiplied by its own sigmoid for each
-    token. With `out_norm` the sum has an RMSNorm.
+    token. With `out_norm` the sum has an RMSNorm; `halved` it is the average
+    of experts and shared block.
     """
 
     route: tuple[str, ...] = ("normalize",)
@@ -271,6 +272,7 @@ class Experts:
     shared_gate: bool = False
     narrow: bool = False
     out_norm: bool = False
+    halved: bool = False
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
@@ -294,3 +296,4 @@ class Experts:
         if self.shared:
             yield "shared = gated" if self.shared_gate else "shared"
         yield from ["out_norm"] if self.out_norm else []
+        yield from ["halved"] if self.halved else []
