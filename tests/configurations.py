@@ -95,6 +95,21 @@ _GROWN: Keys = {
     "llama_4_scaling_beta": 0.5,
     "original_max_position_embeddings": 4,
 }
+_MINIMAX3: Keys = {
+    **_EXPERTS,
+    "head_dim": 8,
+    "rotary_dim": 4,
+    "dense_intermediate_size": 24,
+    "shared_intermediate_size": 8,
+    "moe_layer_freq": [0, 1, 1, 1],
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 0, 1, 1],
+        "sparse_num_index_heads": 4,
+        "sparse_index_dim": 8,
+        "sparse_block_size": 2,
+        "sparse_topk_blocks": 2,
+    },
+}
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
     "gemma3": _GEMMA3,
@@ -117,6 +132,40 @@ NEEDS: Mapping[str, Keys] = {
     "mellum": {**_EXPERTS, "head_dim": 8, "sliding_window": 6, "layer_types": _MIXED},
     "granite_swa": {"sliding_window": 6, "layer_rope_theta": [0, 100, 100, 50]},
     "iquestcoder": {"head_dim": 8},
+    "lfm3": {"head_dim": 8, "sliding_window": 6, "conv_L_cache": 3},
+    "bailing_hybrid": {
+        **{k: v for k, v in _LATENT.items() if k not in ("n_routed_experts", "q_lora_rank")},
+        "num_experts": 4,
+        "head_dim": 8,
+        "layer_group_size": 2,
+        "short_conv_kernel_size": 3,
+    },
+    "cohere2_moe": {
+        **_WIDE,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 2,
+        "prefix_dense_intermediate_size": 24,
+    },
+    "minimax_m3": _MINIMAX3,
+    "minimax_m3_vl_text": {
+        **{k: v for k, v in _MINIMAX3.items() if k != "sparse_attention_config"},
+        "layer_types": ["full_attention", *["minimax_m3_sparse"] * 3],
+        "index_n_heads": 4,
+        "index_head_dim": 8,
+        "index_block_size": 2,
+        "index_topk_blocks": 2,
+    },
+    "nemotron-nas": {
+        "intermediate_size": None,
+        "block_configs": [
+            {"attention": {"n_heads_in_group": 1}, "ffn": {"ffn_mult": 3.0}},
+            {"attention": {"no_op": True}, "ffn": {"ffn_mult": 24.0}},
+            {"attention": {"n_heads_in_group": 1}, "ffn": {"no_op": True}},
+            {"attention": {"no_op": True}, "ffn": {"no_op": True}},
+        ],
+    },
     "laguna": {
         **_EXPERTS,
         "head_dim": 8,
@@ -461,6 +510,14 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "mlp_multipliers": ([0.5, 0.25],),
     },
     "nemotron_h": {"moe_latent_size": (4, None)},
+    "lfm3": {"use_attention_gate": (True, False), "use_sandwich_norm": (True, False)},
+    "bailing_hybrid": {"kda_safe_gate": (True, False), "q_lora_rank": (8, None)},
+    "cohere2_moe": {
+        "shared_expert_combination_strategy": ("sum", "average"),
+        "expert_selection_fn": ("softmax", "sigmoid"),
+        "prefix_dense_sliding_window_pattern": (1, 2),
+        "rms_norm_eps": (1e-5, None),
+    },
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},
     "laguna": {"gating": ("per-head", True), "moe_routed_scaling_factor": (2.5, 1.0)},

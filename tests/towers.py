@@ -344,6 +344,24 @@ TOWERS: Mapping[str, Keys] = {
         "vision_config": {**_VISION, "model_type": "internvl_vision", "image_size": [6, 6]},
         "downsample_ratio": 0.5,
     },
+    "minimax_m3_vl": {
+        "text_config": {
+            **_LLAMA,
+            "head_dim": 4,
+            "rotary_dim": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 8,
+        },
+        "vision_config": {**_VISION, "spatial_merge_size": 2},
+        "projector_hidden_size": 16,
+    },
+    "internvl_chat": {
+        "llm_config": {**_LLAMA, "model_type": "qwen2"},
+        "vision_config": {**_VISION, "model_type": "intern_vit_6b", "image_size": 6},
+        "downsample_ratio": 0.5,
+        "select_layer": -1,
+    },
     "paligemma": {
         "text_config": {**_LLAMA, "model_type": "gemma", "head_dim": 4},
         "vision_config": {**_VISION, "model_type": "siglip_vision_model"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
+from stagec.importers.importing import NOT_MODELED
 from stagec.importers.reading.keys import ENDINGS, NO_EFFECT, OFF
 from stagec.importers.registry import BUILT_IN
 from tools.markup import page
@@ -29,6 +30,10 @@ def _body() -> Iterator[str]:
         names = _listed((*family.model_types, *family.marks))
         file = f"../../{family.read.__module__.replace('.', '/')}.py"
         yield f"| [{family.name}]({file}) | {names} | {family.features} |"
+    yield from ("", "## Not modeled", "")
+    yield "These model types are refused, with what of them has no operation:"
+    yield from ("", "| `model_type` | what is not modeled |", "|---|---|")
+    yield from (f"| `{name}` | {reason} |" for name, reason in sorted(NOT_MODELED.items()))
     yield from ("", "## Keys without effect", "")
     yield "Any family may have these; they do not change what a training step computes:"
     yield from ("", _listed(sorted(NO_EFFECT)) + ".", "")

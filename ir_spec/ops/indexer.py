@@ -9,7 +9,6 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, same
-from stagec.ir.index_rule import IndexRule
 from stagec.ir.kernel import KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
@@ -47,16 +46,19 @@ def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
 
 class IndexScores(OpDef):
     """The sum over heads h of w[h] relu(q[h] . k), with one key for all heads; -inf where a causal
-    mask hides the key. 2 H K + 2 H FLOPs a pair that the mask leaves. Serving caches the keys."""
+    mask hides the key. 2 H K + 2 H FLOPs a pair that the mask leaves, without weights 2 H K.
+    Serving caches the keys."""
 
     name = "stg.index_scores"
-    operands = ("q", "k", "w")
+    operands = ("q", "k", "w?")
     params = (CAUSAL, PAST)
     element_types = ("f32",)
     example = "%scores = stg.index_scores[causal](%q, %k, %weights) : f32[B, S, S]"
 
     def rule(self, op: Operation) -> Rule:
-        return make_rule("bshk,btk,bsh->bst", whole="k" if "past" in op.attrs else "kt")
+        weights = ",bsh" if len(op.operands) > 2 else ""
+        whole = "k" if "past" in op.attrs else "kt"
+        return make_rule(f"bshk,btk{weights}->bst", whole=whole)
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         if op.flag("causal") and all(step.is_tokens(v.tensor.shape[1]) for v in op.operands):
@@ -66,10 +68,10 @@ class IndexScores(OpDef):
         return super().serve(step, op)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _each(n, 1, 1) * _seen(op, 0, n)
+        return _each(n, 1, len(op.operands) - 2) * _seen(op, 0, n)
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _each(n, 1, 1) * n["s"] * n["t"]
+        return _each(n, 1, len(op.operands) - 2) * n["s"] * n["t"]
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, n, "attention", 0)
@@ -78,42 +80,48 @@ class IndexScores(OpDef):
         return gradients(b, op, [*grads, *op.operands])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        q, k, w = args
-        scores = np.einsum("bsht,bsh->bst", np.maximum(_dots(q, k), 0), w)
+        q, k, *w = args
+        dots = np.maximum(_dots(q, k), 0)
+        scores = np.einsum("bsht,bsh->bst", dots, w[0]) if w else dots.sum(2)
         return [np.where(_visible(op, ctx, 0), scores, -np.inf)]
 
 
 class IndexScoresGrad(OpDef):
     """Gradient of `stg.index_scores`: three products, since the kernel recomputes the first, and
-    two sums over heads or keys."""
+    two sums over heads or keys where there are weights."""
 
     name = "stg.index_scores_grad"
-    operands = ("dy", "q", "k", "w")
-    results = ("dq", "dk", "dw")
+    operands = ("dy", "q", "k", "w?")
+    results = ("dq", "dk", "dw?")
     params = (CAUSAL,)
-    index = IndexRule("bst,bshk,btk,bsh->bshk,btk,bsh", whole="kt")
-    element_types = ("q", "k", "w")
     example = (
         "%dq, %dk, %dw = stg.index_scores_grad[causal](%ds, %q, %k, %w) : "
         "(bf16[B, S, H, K], bf16[B, S, K], bf16[B, S, H])"
     )
 
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands[1:]]
+
+    def rule(self, op: Operation) -> Rule:
+        weights = ",bsh" if len(op.operands) > 3 else ""
+        return make_rule(f"bst,bshk,btk{weights}->bshk,btk{weights}", whole="kt")
+
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return _each(n, 3, 2) * _seen(op, 1, n)
+        return _each(n, 3, 2 * (len(op.operands) - 3)) * _seen(op, 1, n)
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _each(n, 3, 2) * n["s"] * n["t"]
+        return _each(n, 3, 2 * (len(op.operands) - 3)) * n["s"] * n["t"]
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, n, "attention_backward", 1)
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, q, k, w = args
+        dy, q, k, *w = args
         dy = np.where(_visible(op, ctx, 1), dy, 0)[:, :, None]
         dots = _dots(q, k)
-        d = dy * w[..., None] * (dots > 0)
-        dw = (dy * np.maximum(dots, 0)).sum(-1)
-        return [np.einsum("bsht,btk->bshk", d, k), np.einsum("bsht,bshk->btk", d, q), dw]
+        d = dy * (w[0][..., None] if w else 1) * (dots > 0)
+        dw = [(dy * np.maximum(dots, 0)).sum(-1)] * len(w)
+        return [np.einsum("bsht,btk->bshk", d, k), np.einsum("bsht,bshk->btk", d, q), *dw]
 
 
 def _dots(q: Array, k: Array) -> Array:

@@ -27,6 +27,20 @@ _OTHER_FILES: Mapping[str, str] = {
     "train_batch_size": "a configuration of a training run",
 }
 
+#: Model types that are not read, and what of them is not modeled.
+NOT_MODELED: Mapping[str, str] = {
+    "deepseek_v4": "attention to keys that are compressed from several tokens",
+    "deepseek_ref": "attention to keys that are compressed from several tokens",
+    "glm5_next": "several residual streams that each layer mixes",
+    "mistral_large4": "layers that take the latent keys of earlier ones",
+    "hy_v4": "several residual streams that each layer mixes",
+    "qwen4_exp": "several residual streams, and tables of n-grams",
+    "kimi_k3": "residuals from the outputs of earlier blocks of layers",
+    "longcat_flash": "experts that return their input",
+    "xlstm": "cells with matrix memories",
+    "blt": "patches of bytes that a model of their entropy forms",
+}
+
 
 def import_model(
     source: Source,
@@ -76,6 +90,13 @@ def _family_of(
             remedy="give the config.json of a model",
         )
     name = config.text(key)
+    if name not in known and name in NOT_MODELED:
+        raise error(
+            f"the model type {name!r} is not modeled: it has {NOT_MODELED[name]}",
+            config.place(key),
+            remedy="write a text of your own with blocks of the library, or a plug-in that reads "
+            "it: docs/models.md, 'Add a family'",
+        )
     if name not in known:
         others = "docs/reference/families.md lists those that are read; a plug-in may add others"
         raise error(

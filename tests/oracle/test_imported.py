@@ -73,7 +73,8 @@ PAIRED = ("clip", "metaclip_2", "siglip")
 _CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
 _CONDITIONED = ("PixArtTransformer2DModel", "WanTransformer3DModel")
-GATHERED = (*_BY_DISTANCE, *_CROSS, *_CONDITIONED, "m2m_100", "deepseek_v32", "glm_moe_dsa")
+_SELECTED = ("deepseek_v32", "glm_moe_dsa", "minimax_m3", "minimax_m3_vl_text")
+GATHERED = (*_BY_DISTANCE, *_CROSS, *_CONDITIONED, *_SELECTED, "m2m_100")
 #: Attention to texts and images in one row, of which S are texts: they are gathered.
 JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel")
 #: Patches of a square, X along a side: no order of X is one of theirs.
@@ -83,7 +84,7 @@ ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7")
 _DELTAS = ("qwen3_5", "qwen3_5_moe")
-_LINEAR = ("minimax", "minimax_text_01", "lfm2_vl", *_DELTAS)
+_LINEAR = ("minimax", "minimax_text_01", "lfm2_vl", "lfm3", "bailing_hybrid", *_DELTAS)
 SCANNED = (*(n for n in SCANS if n not in ALONE), *_LINEAR)
 #: Nor is it for convolutions that see both sides.
 CONVOLVED = ("wav2vec2", "unispeech", "unispeech-sat", "hubert", "wavlm")

@@ -407,6 +407,11 @@ CASES = {
         "%y = stg.index_scores(%q, %k, %w)",
         "B, S, V",
     ),
+    "index-scores-without-weights": Case(
+        "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param]",
+        "%y = stg.index_scores(%q, %k)",
+        "B, S, V",
+    ),
     "rope-last": Case(
         "%x: f32[B, S, H, D | param]", "%y = stg.rope[base = 50, last = E](%x)", "B, S, H, D"
     ),

@@ -58,6 +58,11 @@ def problem(text: str) -> DiagnosticError:
         ('{"model_type": ["llama"]}', "'model_type' is a list of 1, expected a string"),
         ('{"model_type": null}', "the key 'model_type' is missing"),
         ('{"model_type": "qwen33"}', "unknown model type 'qwen33'"),
+        (
+            '{"model_type": "deepseek_v4"}',
+            "the model type 'deepseek_v4' is not modeled: it has attention to keys that are "
+            "compressed from several tokens",
+        ),
     ],
 )
 def test_what_is_no_configuration_is_reported(text: str, message: str) -> None:

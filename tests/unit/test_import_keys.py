@@ -11,6 +11,7 @@ from stagec.importers.importing import import_model
 from stagec.importers.registry import BUILT_IN
 from stagec.importers.writing.text import ModelText
 from stagec.ir_spec.phases import Phase
+from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
 from tests.configurations import small
 from tests.support import parse, run_passes
@@ -108,3 +109,43 @@ def test_phi_by_the_keys_of_its_first_releases() -> None:
     assert texts[0].functions == texts[1].functions
     expected = [{n: s.value for n, s in text.symbols.items()} for text in texts]
     assert expected[0] == expected[1]
+
+
+def test_internvl_by_the_keys_of_releases_is_the_converted_one() -> None:
+    release, converted = (imported(small(name)) for name in ("internvl_chat", "internvl"))
+    assert release.functions == converted.functions
+    assert {n: s.value for n, s in release.symbols.items()} == {
+        n: s.value for n, s in converted.symbols.items()
+    }
+
+
+def test_a_layer_without_parts_is_left_out() -> None:
+    text = imported(small("nemotron-nas")).text()
+    assert "stg.order" not in text
+    assert text.count("stg.repeat") == 3
+    config = small("nemotron-nas")
+    config["block_configs"] = [{"attention": {"no_op": True}, "ffn": {"no_op": True}}] * 4
+    with pytest.raises(DiagnosticError, match="has no layer that computes something"):
+        imported(config)
+    config["block_configs"] = [{"attention": {"replace_with_linear": True}}] * 4
+    with pytest.raises(DiagnosticError, match="replace_with_linear' is true, which is not modeled"):
+        imported(config)
+    with pytest.raises(DiagnosticError, match="'block_configs' has 3 elements, expected 4"):
+        imported({**config, "block_configs": [{}] * 3})
+
+
+def test_lists_of_layers_go_on_with_those_for_multi_token_prediction() -> None:
+    longer = small("step3p5", num_nextn_predict_layers=2)
+    for key in ("layer_types", "rope_theta", "partial_rotary_factors"):
+        longer[key] = [*longer[key], *longer[key][:2]]
+    assert imported(longer).text() == imported(small("step3p5")).text()
+
+
+def test_the_first_layer_selects_its_keys() -> None:
+    config = small("glm_moe_dsa", indexer_types=["shared", *["full"] * 3])
+    with pytest.raises(DiagnosticError, match="has no full indexer in the first layer"):
+        imported(config)
+    by_list = imported(small("glm_moe_dsa", indexer_types=["full", "shared", "shared", "full"]))
+    by_word = imported(small("glm_moe_dsa", index_topk_pattern="FSSF"))
+    assert by_list.text() == by_word.text()
+    assert "@mla[indexed = given]" in by_list.text()

@@ -18,6 +18,30 @@ STORED: dict[str, tuple[Any, str]] = {
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
     "eight bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+    "groups": (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+        },
+        "int4",
+    ),
+    "groups of fp8": (
+        {"config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}}}},
+        "fp8",
+    ),
+    "groups of fp4": (
+        {"config_groups": {"g": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}}},
+        "nvfp4",
+    ),
+    "several groups": (
+        {
+            "config_groups": {
+                "a": {"weights": {"num_bits": 8, "type": "int"}},
+                "b": {"weights": {"num_bits": 4, "type": "int"}},
+            }
+        },
+        "and the type of its weights",
+    ),
     "other": ({"quant_method": "aqlm"}, "and the type of its weights"),
 }
 DECODE = ("--serve", "decode", "--batch", "4", "--context", "8")

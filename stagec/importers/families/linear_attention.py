@@ -1,13 +1,14 @@
 """Hybrids of linear and softmax attention: Qwen3-Next with delta nets, Kimi Linear with delta nets
 that have a gate for each element of keys, MiniMax with lightning attention."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.common.state_space import GatedDelta, Lightning
-from stagec.importers.families.deepseek import latent_of
+from stagec.importers.families.deepseek import Latent, LatentSizes, latent_of
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
@@ -221,12 +222,14 @@ def _alpha_beta(config: Config, name: str, short: str) -> tuple[Fraction, Fracti
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, gates of rank P, convolutions of W_m
-    tokens, a norm of each head times a gate."""
+    """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, gates of rank P or of `full_rank`,
+    convolutions of W_m tokens, a norm of each head times a gate."""
+
+    full_rank: bool = False
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
-        return text.use("kimi_delta", "D H_m P W_m Q_m")
+        return text.use("kimi_delta", "D H_m P W_m Q_m", *["gates = full"] * self.full_rank)
 
 
 @reads("Kimi Linear", "kimi_linear", features="delta nets with gates by key")
@@ -244,11 +247,50 @@ def read_kimi_linear(config: Config) -> ModelText:
     mixture = model.sigmoid_experts(count=256, top=8, inner=1024, shared=1, scale=scale)
     dense = config.count("first_k_dense_replace", default=1)
     blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
+    return _with_latents(model, types, latent, KimiDelta(), blocks)
+
+
+def _with_latents(
+    model: DecoderModel,
+    types: Sequence[bool],
+    latent: Latent,
+    delta: KimiDelta,
+    blocks: Sequence[Named],
+) -> ModelText:
+    """Layers of latent attention where `types` says so, and else of delta nets."""
     layers: list[list[Place]] = []
     for full, (name, block) in zip(types, blocks, strict=True):
-        mixer = ("attention", "attn", latent) if full else ("delta", "attn", KimiDelta())
+        mixer = ("attention", "attn", latent) if full else ("delta", "attn", delta)
         layers.append([mixer, (name, "ffn", block)])
     return stacked(model.text, layers, Decoder(tied=model.tied()))
+
+
+@reads("Ling 3", "bailing_hybrid", features="Kimi Linear, gates of full rank and of heads")
+def read_bailing_hybrid(config: Config) -> ModelText:
+    """Ling 3: delta nets with gates of full rank in five layers of six, latent attention with
+    gates of heads in the others; experts chosen by sigmoids."""
+    sizes = Sizes(2560, 6144, 42, 32, 157184, 262144, base=6000000)
+    model, latent = latent_of(config, sizes, LatentSizes(queries=0))
+    text = model.text
+    every = config.size("layer_group_size", default=6)
+    among = ("linear_attention", "full_attention")
+    types = config.words("layer_types", among=among, length=model.count)
+    full = [t == among[1] for t in types] or [(i + 1) % every == 0 for i in range(model.count)]
+    text.symbol("H_m", model.heads, "num_attention_heads")
+    # the class sets head_dim to the rotated elements, and keeps the value in linear_head_dim
+    read_size(config, text, "P", "linear_head_dim", "head_dim", default=128)
+    read_size(config, text, "W_m", "short_conv_kernel_size", default=4)
+    text.symbol("Q_m", 64, "tokens of a chunk, by the kernels")
+    if config.flag("kda_safe_gate", default=True):
+        text.notes.append("Left out: decays are at least kda_lower_bound.")
+    config.skip("kda_lower_bound", "mtp_loss_scaling_factor", "num_mtp_layers")
+    config.skip("linear_num_heads", "linear_conv_kernel_dim")
+    scale = Fraction("2.5")
+    mixture = model.sigmoid_experts(count=512, top=8, inner=768, shared=1, scale=scale)
+    dense = config.count("first_k_dense_replace", default=2)
+    blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
+    latent = replace(latent, head_gate=True)
+    return _with_latents(model, full, latent, KimiDelta(full_rank=True), blocks)
 
 
 def _layer_types(model: DecoderModel) -> list[bool]:

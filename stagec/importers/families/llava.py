@@ -55,12 +55,22 @@ def _pixtral(vision: Config, text: ModelText) -> Idle:
     return idle
 
 
+#: Keys of a tower of InternVL for experts, which no release has.
+_INTERN_EXPERTS = """
+    use_moe capacity_factor eval_capacity_factor laux_allreduce moe_coeff_ratio num_experts
+    moe_intermediate_size moe_output_scale noisy_gate_policy num_routed_experts num_shared_experts
+    shared_expert_intermediate_size use_residual use_rts use_weighted_residual
+"""
+
+
 def _intern(vision: Config, text: ModelText) -> Idle:
     """Declare the tower of InternVL (arXiv 2312.14238): a ViT whose layers scale their results."""
     read_idle(vision, text, width=1024, inner=4096, layers=24, patch=14)
     image_tokens(vision, text, 448)
-    biased = vision.flag("attention_bias", default=False)
-    normed = vision.flag("use_qk_norm", default=False)
+    biased = vision.flag("attention_bias", "qkv_bias", default=False)
+    normed = vision.flag("use_qk_norm", "qk_normalization", default=False)
+    if not vision.flag("use_moe", default=False):
+        vision.skip(*_INTERN_EXPERTS.split())
     vision.fixed(use_absolute_position_embeddings=True, use_mask_token=False)
     rms = vision.word("norm_type", among=("layer_norm", "rms_norm"), default="layer_norm")
     vision.skip("layer_scale_init_value", "use_mean_pooling")
@@ -169,6 +179,7 @@ _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
     "kimi_k25_vision": _moon,
     "kimi_k25": _moon,
     "internvl_vision": _intern,
+    "intern_vit_6b": _intern,
     "qwen2_audio_encoder": _whisper,
     "voxtral_encoder": _whisper,
 }
@@ -178,7 +189,7 @@ def _read(config: Config, projector: Projector, *, tower: str, words: str) -> Mo
     """The text of a language model with a tower; `tower` and `words` are the types of these where
     no key says them."""
     seen = config.section("vision_config", "audio_config")
-    spoken = config.section("text_config")
+    spoken = config.section("text_config", "llm_config")
     if seen is None or spoken is None:
         raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
     text = language_of(config, spoken, words)
@@ -264,6 +275,13 @@ def _mistral3(config: Config, idle: Idle) -> None:
 
 
 @_families(
+    "InternVL of releases",
+    "internvl_chat",
+    features="another family; ViT, pixel shuffle",
+    tower="intern_vit_6b",
+    words="internlm2",
+)
+@_families(
     "InternVL",
     "internvl",
     features="another family; ViT, pixel shuffle",
@@ -273,6 +291,10 @@ def _mistral3(config: Config, idle: Idle) -> None:
 )
 def _shuffled(config: Config, idle: Idle) -> None:
     """InternVL: a pixel shuffle, a norm and two products."""
+    config.only("select_layer", -1)
+    config.fixed(use_backbone_lora=0, use_llm_lora=0)
+    config.skip("dynamic_image_size", "force_image_size", "max_dynamic_patch", "pad2square")
+    config.skip("min_dynamic_patch", "ps_version", "template", "use_thumbnail")
     wide = idle.text.value("D_v") / config.positive("downsample_ratio", default=1) ** 2
     if wide.denominator != 1:
         raise config.wrong("downsample_ratio", "a share of the side of an image, as 0.5")

@@ -1,11 +1,13 @@
 """Decoders of Liquid AI: short convolutions between two gates, and attention in some layers."""
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Named, Sizes
+from stagec.importers.common.positions import read_bases
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS, Attention, FeedForward
+from stagec.importers.writing.blocks import RMS, Attention, Block, FeedForward
 from stagec.importers.writing.stack import Decoder
 from stagec.importers.writing.text import Callee, ModelText
 
@@ -50,9 +52,34 @@ def read_lfm2_moe(config: Config) -> ModelText:
     return model.stack(_mixers(model), blocks, Decoder(tied=_tied(model)))
 
 
-def _liquid(config: Config, sizes: Sizes) -> DecoderModel:
+@reads("LFM3", "lfm3", features="LFM2 with windows, gates of heads, norms behind")
+def read_lfm3(config: Config) -> ModelText:
+    """LFM3: LFM2 with windows in some layers of attention, whose heads have gates; norms after the
+    blocks."""
+    model = _liquid(config, Sizes(2048, 7680, 24, 16, 128000, 128000, 4, 128), tokens=7)
+    full, sliding = "full_attention", "sliding_attention"
+    kinds = {full: ("theta", 1000000), sliding: ("theta_local", 10000)}
+    ropes = read_bases(config, model.text, kinds, share=Fraction(1, 2))
+    if not config.has("rope_parameters"):
+        ropes[full] = replace(ropes[full], scaling="scaling = proportional, share = 1/2")
+    mixer = model.biased(Attention(qk_norm=RMS, rope=ropes[full]))
+    if model.flag("use_attention_gate", True):
+        mixer = replace(mixer, head_gate="sigmoid")
+    model.size("W_local", "sliding_window", default=256)
+    local = replace(mixer, rope=ropes[sliding], mask="causal, window = W_local")
+    conv = _ShortConv(model.flag("conv_bias"))
+    blocks: dict[str, Block] = {"conv": conv, full: mixer, sliding: local}
+    every = ("full_attention", "conv", "sliding_attention", "conv")  # from the third layer on
+    types = config.words("layer_types", among=blocks, length=model.count)
+    default = ("conv", "conv", *(every[i % 4] for i in range(model.count)))[: model.count]
+    mixers = [(kind, blocks[kind]) for kind in types or default]
+    post = RMS if model.flag("use_sandwich_norm", True) else None
+    return model.stack(mixers, FeedForward(), Decoder(tied=_tied(model)), post=post)
+
+
+def _liquid(config: Config, sizes: Sizes, *, tokens: int = 3) -> DecoderModel:
     model = DecoderModel(config, sizes)
-    model.size("W", "conv_L_cache", default=3)
+    model.size("W", "conv_L_cache", default=tokens)
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         config.only(key, model.width)
     config.fixed(num_heads=model.heads, block_use_swiglu=True, use_pos_enc=True)

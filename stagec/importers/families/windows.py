@@ -10,8 +10,10 @@ from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     COHERE_NORM,
+    RMS,
     WIDE_RMS,
     Attention,
+    Experts,
     FeedForward,
     Norm,
     Rope,
@@ -184,6 +186,55 @@ def read_cohere2(config: Config) -> ModelText:
 
 
 # -- experts ---------------------------------------------------------------------------------------
+
+
+@reads("Command A+", "cohere2_moe", features="Command A with experts")
+def read_cohere2_moe(config: Config) -> ModelText:
+    """Command A+: parallel blocks after one norm; windows as in Command R7B, which dense layers at
+    the beginning may not have; experts, whose sum with a shared one may be halved."""
+    model = DecoderModel(config, Sizes(8192, 22528, 40, 64, 256000, 8192, dim=128))
+    rope = replace(model.rope(), interleaved=True)
+    rotary = model.biased(Attention(rope=rope))
+    dense = config.count("first_k_dense_replace", default=0, most=model.count)
+    first = config.size("prefix_dense_sliding_window_pattern", default=1)
+    every = config.size("sliding_window_pattern", default=4)
+    default = [(i + 1) % first != 0 for i in range(dense)]
+    default += [(i + 1) % every != 0 for i in range(model.count - dense)]
+    size = config.size("sliding_window", default=4096, most=1 << 30)
+    model.text.symbol("W", size, "sliding_window")
+    local = replace(rotary, mask="causal, window = W")
+    mixture = _cohere_experts(model)
+    plain = FeedForward(mixture.activation)
+    if config.has("prefix_dense_intermediate_size"):
+        model.size("F_dense", "prefix_dense_intermediate_size")
+        plain = replace(plain, width="F_dense")
+    blocks = model.dense_first(dense, mixture, plain)
+    forced = replace(rotary, rope=rope) if first == 1 else replace(rotary, rope=None)
+    mixers: list[Named] = []
+    for windowed, (kind, _) in zip(model.windows(default), blocks, strict=True):
+        whole = forced if kind == "dense" else replace(rotary, rope=None)
+        mixers.append(("local", local) if windowed else (f"global_{kind}", whole))
+    norm = RMS if config.has("rms_norm_eps") else COHERE_NORM
+    scale = config.ratio("logit_scale", default=Fraction(1, 16))
+    decoder = Decoder(norm, tied=model.tied(True), logit_scale=scale)
+    return model.stack(mixers, blocks, decoder, norm=None, parallel=True, common_norm=norm)
+
+
+def _cohere_experts(model: DecoderModel) -> Experts:
+    config = model.config
+    mixture = model.experts(count=8, top=2, inner="F")
+    function = config.word("expert_selection_fn", among=("softmax", "sigmoid"), default="softmax")
+    normalize = model.flag("norm_topk_prob", True)
+    if function == "sigmoid":
+        route = ("scores = sigmoid", *["normalize"] * normalize)
+        mixture = replace(mixture, route=route)
+    number = config.count("num_shared_experts", default=0)
+    among = ("average", "sum")
+    halved = config.word("shared_expert_combination_strategy", among=among, default="average")
+    if not number:
+        return mixture
+    shared = model.shared(number, "num_shared_experts")
+    return replace(mixture, shared=shared, halved=halved == "average")
 
 
 @reads("gpt-oss", "gpt_oss", features="windows 1:1, sinks, bounded gate, biases")

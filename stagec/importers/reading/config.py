@@ -292,6 +292,18 @@ class Config:
         inner.skip(*OF_SECTIONS.get(key, ()))
         return inner
 
+    def sections(self, key: str, *, length: int) -> list[Config]:
+        """The configurations in a list of objects, which the reader must finish."""
+        values = self._list([key], length)
+        made = [
+            Config(self._text, v, f"{self._where}{key}[{n}].", self._members[key].value_at)
+            for n, v in enumerate(values)
+            if isinstance(v, dict)
+        ]
+        if len(made) < len(values):
+            raise self.wrong(key, "a list of objects")
+        return made
+
     def merge(self, *keys: str) -> None:
         """Add the members of the objects in these keys to this one, unless it has the same key."""
         for key in keys:

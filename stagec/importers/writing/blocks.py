@@ -222,20 +222,26 @@ def activation_options(activation: str, *, gated: bool = False, default: str = "
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """A feed-forward block of width F, with or without a gate. With `packed`, model code computes
-    gate and up by one product."""
+    """A feed-forward block of the width F, or another symbol, with or without a gate. With
+    `packed`, model code computes gate and up by one product; `bounds` are further static parameters
+    of the gate."""
 
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
     packed: bool = False
+    bounds: tuple[str, ...] = ()
+    width: str = "F"
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
         chosen = activation_options(self.activation, gated=self.gated)
         name = "swiglu" if self.gated else "mlp"
-        joined = ["packed = (joined)"] * self.packed
-        return text.use(name, "D F", *chosen, *joined, *["bias"] * self.bias)
+        statics = [*self.bounds, *["joined"] * self.packed]
+        joined = [f"packed = ({', '.join(statics)})"] if statics else []
+        width = [f"F = {self.width}"] if self.width != "F" else []
+        given = (*width, *chosen, *joined, *["bias"] * self.bias)
+        return text.use(name, f"D {self.width}", *given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +254,8 @@ class Experts:
     With `scaled_inputs` the input of an expert is multiplied by its weight, in place of its result,
     and T is 1. If `narrow`, experts work on a projection of the width U. `shared` is a block of
     width F_shared for all tokens; with `shared_gate` it is multiplied by its own sigmoid for each
-    token. With `out_norm` the sum has an RMSNorm.
+    token. With `out_norm` the sum has an RMSNorm; `halved` it is the average
+    of experts and shared block.
     """
 
     route: tuple[str, ...] = ("normalize",)
@@ -263,6 +270,7 @@ class Experts:
     shared_gate: bool = False
     narrow: bool = False
     out_norm: bool = False
+    halved: bool = False
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
@@ -286,3 +294,4 @@ class Experts:
         if self.shared:
             yield "shared = gated" if self.shared_gate else "shared"
         yield from ["out_norm"] if self.out_norm else []
+        yield from ["halved"] if self.halved else []

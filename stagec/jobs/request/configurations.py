@@ -110,8 +110,28 @@ def _weight_dtype(quantization: Object) -> str | None:
         return "nf4" if given.get("load_in_4bit") == "True" else "int8"
     if method in ("gptq", "awq"):
         return f"int{bits}" if bits in ("4", "8") else None
-    stored = given.get("quant_algo", "").lower() if method == "modelopt" else method
-    return stored if stored in ("fp8", "mxfp4", "nvfp4") else None
+    stored = given.get("quant_algo", method or "").lower()
+    if stored in ("fp8", "mxfp4", "nvfp4"):
+        return stored
+    return _dtype_of_groups(quantization)
+
+
+def _dtype_of_groups(quantization: Object) -> str | None:
+    """The `--weight-dtype` that all `config_groups` of compressed-tensors state, or None."""
+    groups = quantization.get("config_groups")
+    each = groups.value.values() if groups and isinstance(groups.value, dict) else ()
+    found: set[str] = set()
+    for group in each:
+        weights = group.value.get("weights") if isinstance(group.value, dict) else None
+        if weights is None or not isinstance(weights.value, dict):
+            return None
+        given = {key: str(member.value) for key, member in weights.value.items()}
+        kind, bits = given.get("type"), given.get("num_bits")
+        if (kind, bits) == ("float", "4"):
+            found.add("mxfp4" if given.get("group_size") == "32" else "nvfp4")
+        else:
+            found.add({"float8": "fp8", "int8": "int8", "int4": "int4"}.get(f"{kind}{bits}", ""))
+    return found.pop() or None if len(found) == 1 else None
 
 
 def _file(path: str) -> str:
