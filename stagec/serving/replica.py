@@ -7,7 +7,8 @@ contexts, the step at which each ends, and how many begin a page in each step.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
 from typing import ClassVar
 
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
@@ -153,16 +154,11 @@ class Replica:
     def looks(self, now: int) -> bool:
         """Cut the steps in flight, if they only decode, to where a request that has just arrived
         may be admitted. Returns whether they end sooner than before."""
-        if not self._has_place():
-            return False
-        if len(self.waiting) > 1 and not self._may_overtake:
+        rule = self.scheduler
+        overtakes = rule.gather or rule.balance or self.adapters  # or goes with those before it
+        if not self._has_place() or (len(self.waiting) > 1 and not overtakes):
             return False  # the first request of the queue has cut them
         return self.cut(now)
-
-    @property
-    def _may_overtake(self) -> bool:
-        """Whether a request may be admitted together with, or before, those that came sooner."""
-        return bool(self.scheduler.gather or self.scheduler.balance or self.adapters)
 
     def _has_place(self) -> bool:
         """Whether one more sequence may run."""
@@ -170,29 +166,32 @@ class Replica:
 
     def _delayed_steps(self) -> int:
         """The number of decode steps for which prompts still wait for further requests."""
-        batch = self._batch
-        rule, waiting = self.scheduler, self.waiting
-        if not (waiting and batch.decoding) or self._partial:
+        batch, rule, seen = self._batch, self.scheduler, 0
+        if rule.gather or rule.balance:
+            seen = sum(1 for _ in islice(self._eligible(), self.limits.groups))
+        if not (seen and batch.decoding and self._has_place()) or self._partial:
             batch.delays = False
             return 0
-        fewer = len(waiting) < self.limits.groups if self.lacks is None else self.lacks
+        fewer = seen < self.limits.groups if self.lacks is None else self.lacks
         lacks = rule.balance > 0 and fewer
         since, lacked = batch.waits
         if not batch.delays or lacks != lacked:
             since = batch.steps
         left = since + (rule.balance if lacks else rule.gather) - batch.steps
         batch.waits = since, lacks
-        batch.delays = left > 0 and (lacks or not self._fills())
-        return left if batch.delays else 0
+        batch.delays = True  # until one is admitted
+        return left if left > 0 and (lacks or not self._fills()) else 0
+
+    def _eligible(self) -> Iterator[ServedRequest]:
+        """The waiting requests that the scheduler has seen and whose adapters have a slot."""
+        for job in islice(self.waiting, len(self.waiting) - self._unseen):
+            if self.adapters is None or self.adapters.has_room(job.request.adapter):
+                yield job
 
     def _fills(self) -> bool:
         """Whether prompts that wait fill 9/10 of the next step."""
-        left = 9 * self.limits.tokens - 10 * self._batch.decoding
-        for job in self.waiting:
-            left -= 10 * job.left
-            if left <= 0:
-                return True
-        return left <= 0
+        least = 9 * self.limits.tokens - 10 * self._batch.decoding
+        return any(10 * n >= least for n in accumulate(job.left for job in self._eligible()))
 
     def _make_room(self) -> int:
         """Preempt sequences, the last admitted first, until the next step has its pages. Returns
@@ -333,6 +332,7 @@ class Replica:
         self._stamp += _STAMPS
         job.stamp, job.replica = self._stamp, self.number
         self._batch.admit(job, self.running)
+        self._batch.delays = False
         self.running += 1
         self._partial[job] = None
 
@@ -458,7 +458,9 @@ class Replica:
     def fail(self, now: int) -> list[ServedRequest]:
         """Lose all caches and steps in flight. Returns the jobs in order; generated tokens are not
         lost."""
-        self._advance(self._steps_done(now))
+        if done := self._steps_done(now):
+            self._advance(done)
+            self.tally.steps += done
         running = self.live()
         for job in running:
             job.preempted += 1

@@ -45,6 +45,7 @@ class Server:
     link: tuple[int, int]
     adapters: tuple[int, int] | None = None  # slots, and the time of a load
     pages: int = 120
+    single: bool = False  # each step is an event, also of one stage
 
     def run(self, requests: Sequence[Request], concurrency: int | None = None) -> Simulation:
         """Serve requests."""
@@ -77,7 +78,7 @@ class Server:
         how["swap"] = 0 if first else self.swap
         how["adapters"] = self.adapters and AdapterSlots(*self.adapters)
         limits = ServerLimits(700, 4, self.pages, PAGE)
-        if self.stages == 1:
+        if self.stages == 1 and not self.single:
             return Replica(number, limits, Linear(), **how)
         costs = Stages(self.stages)
         return PipelinedReplica(number, limits, costs, pace=Linear(), stages=self.stages, **how)
@@ -234,3 +235,22 @@ def test_more_load_waits_longer_and_more_devices_shorter(stages: int, prefills: 
     if prefills:
         by_count = [latency(2_000, prefills=n) for n in (1, 2, 4)]
         assert by_count == sorted(by_count, reverse=True)
+
+
+@examples(150)
+@given(conversations(), SERVERS, st.one_of(st.none(), st.integers(1, 4)))
+def test_decode_steps_of_one_event_are_single_steps(
+    requests: list[Request], server: Server, concurrency: int | None
+) -> None:
+    """A replica that adds up decode steps, and one of a single pipeline stage, which takes them one
+    by one, give all requests the same times and count the same. (No engine both polls and
+    gathers.)"""
+    rule = server.scheduler
+    server = replace(
+        server, stages=1, scheduler=replace(rule, gather=rule.gather * (rule.poll < 2))
+    )
+    runs = [each.run(requests, concurrency) for each in (server, replace(server, single=True))]
+    assert events(runs[0]) == events(runs[1])
+    tallies = [[r.tally for r in (*run.prefills, *run.replicas)] for run in runs]
+    for one, other in zip(*tallies, strict=True):
+        assert replace(one, busy=0) == replace(other, busy=0)
