@@ -332,6 +332,7 @@ NODE = encode_node(COMP)
     [
         (META[:-2], 0, "truncated"),
         (b"", 0, "empty file"),
+        (bytes(4096), 1, "found an empty record"),
         (b"\x0a", 0, "truncated"),
         (META + NODE[:-1], len(META), "truncated"),
         (META + NODE + b"\x80", len(META) + len(NODE), "ends within the length"),

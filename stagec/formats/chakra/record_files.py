@@ -118,7 +118,10 @@ def _binary(path: Path, file: BinaryIO) -> Iterator[Record]:
         raise TraceError(path, 0, "expected a GlobalMetadata record, found an empty file")
     verify_metadata(path, *first)
     yield first
-    yield from records
+    for record in records:
+        if not record[1]:  # as in a file of zeros
+            raise TraceError(path, record[0], "expected a node, found an empty record")
+        yield record
 
 
 def _split(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
