@@ -16,8 +16,8 @@ class ShardUnits(Pass):
     use there and gathered again in backward, after the blocks; those that are gathered after the
     blocks are dropped before backward of the blocks. For the memory plan, the gathers of the blocks
     are marked `beside_loss` with `loss = inside`, with `ends` those of forward alone, and those of
-    forward `copied_out` with `copies`. Backward of a block gathers all parameters that its forward gathers, even if no operation reads
-    them. In a pipeline nothing happens.
+    forward `copied_out` with `copies`. Backward of a block gathers all parameters that its forward
+    gathers, even if no operation reads them. In a pipeline nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
