@@ -61,6 +61,7 @@ WHOLE = (
     Param("mask", "flag", "an operand [B, S, T] is added to the scores of all heads"),
     Param("selected", "flag", "an operand [B, S, N] says which keys each query sees"),
     Param("given_type", "flag", "model code has its softmax in the type of the scores"),
+    Param("wide_scores", "flag", "model code has queries and keys in fp32 for its scores"),
     Param("made_mask", "flag", "model code makes a mask for kernels, although it is causal"),
 )
 

@@ -54,6 +54,8 @@ class ShardUnitsOp(Statement):
     `loss = inside`: the module computes the loss. FSDP2 frees the last of these buffers when the
     forward of the root ends (`FSDPState._post_forward`) and prefetches the last block when the
     backward of its output begins (`FSDPParamGroup.pre_backward`), so both exist during the loss.
+    With `outer = ends` the output is that of the head, whose backward is behind the loss. These are
+    the units of accelerate 1.15 (utils/fsdp_utils.py: fsdp2_prepare_model).
     """
 
     name, record = "stg.shard_units", ShardUnitsRule

@@ -15,9 +15,9 @@ class ShardUnits(Pass):
     With `outer = ends` parameters that are gathered before the blocks are dropped after their last
     use there and gathered again in backward, after the blocks; those that are gathered after the
     blocks are dropped before backward of the blocks. For the memory plan, the gathers of the blocks
-    are marked `beside_loss` with `loss = inside`, and those of forward `copied_out` with `copies`.
-    Backward of a block gathers all parameters that its forward gathers, even if no operation reads
-    them. In a pipeline nothing happens.
+    are marked `beside_loss` with `loss = inside`, with `ends` those of forward alone, and those of
+    forward `copied_out` with `copies`. Backward of a block gathers all parameters that its forward
+    gathers, even if no operation reads them. In a pipeline nothing happens.
 
     Before:
         stg.strategy @s[mesh = @pod] {
@@ -68,7 +68,7 @@ class ShardUnits(Pass):
         if rule.copies and read_strategy(module).prefetch <= 1:
             copy_out(body)
         if rule.loss == "inside":
-            mark_gathers(body)
+            mark_gathers(body, head=rule.outer == "ends")
         if rule.outer == "ends":
             again = read_strategy(module).reshard != "never"
             unite_before_blocks(module, body, again=again, within=read_strategy(module).within)
@@ -122,12 +122,13 @@ def copy_out(body: Region) -> None:
                 gather.attrs["copied_out"] = True
 
 
-def mark_gathers(body: Region) -> None:
-    """Mark the gathers of the last blocks of forward and of the first blocks of backward
-    `beside_loss`, in place."""
+def mark_gathers(body: Region, *, head: bool) -> None:
+    """Mark the gathers of the last blocks of forward `beside_loss`, in place, and those of the
+    first blocks of backward, unless the `head` is a unit, whose backward is behind the loss."""
     repeats = [op for op in body.ops if op.has(Repeats)]
     forward = [op for op in repeats if op.phase == "forward"]
-    for op in (*forward[-1:], *[o for o in repeats if o.phase == "backward"][:1]):
+    backward = [] if head else [op for op in repeats if op.phase == "backward"]
+    for op in (*forward[-1:], *backward[:1]):
         for gather in gathers_of(op.body):
             gather.attrs["beside_loss"] = True
 

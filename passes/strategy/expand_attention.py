@@ -26,7 +26,7 @@ from stagec.passes.strategy.local_sizes import is_on_rank
 
 #: Attributes of attention that the unfused ops can express.
 _PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type"}
-_PLAIN |= {"made_mask", "phase"}
+_PLAIN |= {"made_mask", "wide_scores", "phase"}
 
 
 class ExpandAttention(Pass):
@@ -35,10 +35,11 @@ class ExpandAttention(Pass):
     The scores of all pairs are in memory, including those that a causal mask hides. With `math` the
     softmax is one kernel. With `eager` shared keys and values are copied for each head, and the
     softmax is computed in fp32 and cast back, so that backward keeps it in both types
-    (`eager_attention_forward` of transformers, models/llama/modeling_llama.py), and a bias is added
-    to the scores. Attention stays fused if it has masks other than causal ones and windows, a bias
-    with `math`, and if its sequence, or heads that share keys, are split. Without fused
-    attention, forms and names of kernels change nothing.
+    (`eager_attention_forward` of transformers, models/llama/modeling_llama.py). With `wide_scores`
+    queries and keys are cast too (models/gptj/modeling_gptj.py). A bias is added to the scores.
+    Attention stays fused if it has masks other than causal ones and windows, a bias with `math`,
+    and if its sequence, or heads that share keys, are split. Without fused attention, forms and
+    names of kernels change nothing.
 
     If `eager` names `alibi`, `sinks` or `softcap`, attention with a bias by distance, with sinks or
     with bounded scores is `eager` whatever the kernel of other attention is
@@ -145,6 +146,8 @@ def expand_attention(
         shared = False
     if eager:
         q, k, *values = (_copied(b, v) for v in (q, k, *values))
+    if eager and op.flag("wide_scores"):
+        q, k = (cast_to(b, v, "f32") for v in (q, k))
     head = "gr" if shared else "g"
     if shared:
         split: dict[str, RawAttr] = {"factors": ("g",), "sizes": (groups,)}
@@ -168,7 +171,7 @@ def expand_attention(
     given_type = sinks or not eager or op.flag("given_type")
     wide = scores if given_type else cast_to(b, scores, "f32")
     shares = _softmax(b, [wide, *sinks], given, f"{name}_p", groups if shared else None)
-    shares = cast_to(b, shares, scores.tensor.dtype)
+    shares = cast_to(b, shares, values[0].tensor.dtype)
     if drops is not None:
         names = [f"{shares.name}_left", f"{shares.name}_mask"]
         shares = b.op("stg.dropout", [shares], {"p": drops}, names=names).results[0]

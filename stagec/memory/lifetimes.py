@@ -137,6 +137,7 @@ class _Runner:
         these layers begins, and so are those of other layers if units are copied."""
         begins = next((i for i, step in enumerate(order) if is_backward(step)), len(order))
         beside, self._copied = any(map(is_beside_loss, order)), False
+        early_gather = any(map(is_beside_loss, order[begins:]))
         stacks = (s for s in order[begins:] if isinstance(s, LayerStack) and is_backward(s))
         back = next(stacks, None)
         early: Sequence[Operation] = ()
@@ -146,7 +147,7 @@ class _Runner:
                 self._receive((), len(self.lives.steps) - 1 if beside else self._last_read)
             values = step.operands if isinstance(step, Operation) and self._copied else ()
             reads = any(map(is_gathered, values))
-            if back is not None and ((beside and place == begins) or reads):
+            if back is not None and ((early_gather and place == begins) or reads):
                 self._begin(back)
                 back = None
             if isinstance(step, Operation) and isinstance(step.definition, ActionOp):

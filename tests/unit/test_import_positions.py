@@ -246,3 +246,12 @@ ONES: Mapping[str, Any] = {f"{name}_factor": [1] * 4 for name in LISTS}
 def test_wrong_scalings_are_reported(scaling: dict[str, Any], message: str) -> None:
     with pytest.raises(DiagnosticError, match=re.escape(message)):
         imported("llama", rope_scaling=scaling)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_code_that_may_rotate_a_part_joins_all_parts(share: float) -> None:
+    """GPT-NeoX concatenates what it rotates and the rest, which may be empty; Llama rotates all."""
+    part = re.search(r"first = (\w+)", imported("gpt_neox", rotary_pct=share))
+    assert part is not None
+    assert part[1] == ("K" if share == 1 else "R")
+    assert "first = " not in imported("llama")

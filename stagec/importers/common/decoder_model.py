@@ -108,9 +108,11 @@ class DecoderModel:
 
     def rope(self, *, partial: Fraction | int = 1, interleaved: bool = False) -> Rope:
         """Rotary positions of all elements of a head, or of the first part of them; pairs are
-        neighbours if `interleaved`."""
+        neighbours if `interleaved`. Code that may rotate a part (`partial` is its default) joins
+        the parts also where one is empty."""
         rope = read_rope(self.config, self.text, base=self._base, partial=Fraction(partial))
-        return replace(rope, interleaved=interleaved)
+        joined = rope.part if partial == 1 else rope.part or "K"
+        return replace(rope, interleaved=interleaved, part=joined)
 
     def partly(self, rope: Rope, rotated: int, key: str) -> Rope:
         """These positions on the first `rotated` elements of each head, which are the value of a
