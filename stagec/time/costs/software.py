@@ -57,7 +57,8 @@ class Software:
 
     def on(self, machine: Machine) -> Machine:
         """The machine with the constants that this software has there: sustained shares, times of
-        hosts, and gaps between the kernels of a CUDA graph, which engines capture of decode."""
+        hosts, the kernel that attends while it decodes, and gaps between the kernels of a CUDA
+        graph, which engines capture of decode."""
         experts = self.sustained.experts
         decodes = self.serving == DECODE and machine.compute.launch.value  # else there are no gaps
         values = {
@@ -67,7 +68,13 @@ class Software:
             "compute.launch": self.hosts.graph_gap_seconds if decodes else None,
         }
         changed = {path: value for path, value in values.items() if value is not None}
-        return machine.changed(changed) if changed else machine
+        machine = machine.changed(changed) if changed else machine
+        efficiency, name = machine.efficiency, self.kernels.decoding
+        if name not in efficiency.attention.kernels:
+            return machine
+        attention = efficiency.attention.model_copy(update={"decoding": name})
+        efficiency = efficiency.model_copy(update={"attention": attention})
+        return machine.model_copy(update={"efficiency": efficiency})
 
     def _products(self, machine: Machine) -> float | None:
         """The share of their speed that products and attention sustain; None for the machine's."""
