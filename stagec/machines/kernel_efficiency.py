@@ -142,7 +142,9 @@ class AttentionEfficiency(Rates):
     the share of the memory's bandwidth, by default that of products. Elements of a head are padded
     to a multiple of `padding`, the side of a systolic array. `kernels` has the differences of
     library kernels, by their names in `stg.kernels`, and `decoding` is the name of the one for a
-    few queries behind cached keys; with `_8bit` behind it, that for caches in 8 bits.
+    few queries behind cached keys; with `_8bit` behind it, that for caches in 8 bits. `indexer` is
+    the name of the one that scores keys for sparse attention, which multiplies in 8 bits; without a
+    name it is the kernel of attention.
     """
 
     queries: int = Field(default=128, gt=0)
@@ -157,6 +159,7 @@ class AttentionEfficiency(Rates):
     bandwidth: Share | None = None
     padding: int = Field(default=1, gt=0)
     decoding: str = ""
+    indexer: str = ""
     fitted: str = ""
     kernels: dict[str, AttentionKernel] = Field(default_factory=dict[str, AttentionKernel])
 

@@ -607,3 +607,47 @@ def test_decoding_takes_the_kernel_of_the_engine(
     errors = kernel_seconds(used, kernels) * 1e6 / np.array(measured) - 1
     assert np.abs(errors).max() < 0.25
     assert np.abs(errors).mean() < 0.15
+
+
+@pytest.mark.parametrize(
+    ("machine", "measured"),
+    [
+        ("b200", (45.2, 148.5, 417.2, 1338.9)),
+        ("h200", (80.6, 289.7, 902.5, 2744.1)),
+        ("b300", (42.0, 141.8, 384.9, 1269.7)),
+    ],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_scores_of_an_indexer_are_products_in_8_bits(
+    machine: str, engine: str, measured: tuple[float, ...]
+) -> None:
+    """4,096 and 8,192 tokens, and 8,192 behind 8,192 and 32,768 cached ones, in microseconds, as
+    tables of aiconfigurator-core 0.12.0 have GLM-5; as attention in 16 bits they take 3.5 times
+    as long and longer."""
+    module = job(stack=engine).compiled._module  # pyright: ignore[reportPrivateUsage]
+    device = load_machine(machine)
+    kernels = [
+        Kernel(
+            *("attention", "bf16", (1, 64, 1, new, past + new // 2 if past else new, 128, 1), 0),
+            new * 64 * 256 + (new + past) * (128 + 4 * new),
+            op="index_scores",
+            causal=not past,
+        )
+        for new, past in ((4096, 0), (8192, 0), (8192, 8192), (8192, 32768))
+    ]
+    seconds = kernel_seconds(Software.of(module).on(device), kernels)
+    assert np.abs(seconds * 1e6 / np.array(measured) - 1).max() < 0.18
+    assert (kernel_seconds(device, kernels) > 3.4 * seconds).all()
+
+
+def test_queries_behind_a_cache_score_the_keys_that_they_see() -> None:
+    """The mean of a chunk, whose mask hides the others; few heads that select are filled up."""
+    served: dict[str, Any] = {"stack": "sglang", "tp": 8}
+    shape: dict[str, Any] = {"serve": "mixed", "step": "prefill=2x1024+3072"}
+    compiled = CompiledJob.of(JobOptions("deepseek-v3.2", **served, **shape))
+    samples = compiled.compiled.issued(compiled.values).samples
+    kernels = {n.kernel.op: n.kernel.extents for n in samples if n.kernel is not None}
+    assert kernels["index_scores"] == (2, 64, 1, 1024, 3585, 128, 1)
+    assert kernels["attention"][:5] == (2048, 64, 1, 1, 2048)
+    topk = next(n.kernel for n in samples if n.kernel is not None and n.kernel.op == "topk")
+    assert topk.bytes == 2 * 1024 * 4 * (2 * 4096 + 2 * 2048)  # scores twice, values and indices

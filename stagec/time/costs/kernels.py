@@ -57,6 +57,8 @@ _ROWS = 16
 #: The most queries of all heads that share keys, and the widest head, that kernels for decoding
 #: take: a block of wgmma (PTX ISA, wgmma.mma_async.m64), and what their tables have.
 _FEW, _WIDEST = 64, 256
+#: The op of an indexer's scores, and the type of its products in a kernel of its own.
+_INDEXER, _INDEXED = "index_scores", "f8e4m3"
 #: The elements of a head for which `step` of attention is stated, and the power of wider ones.
 _HEAD, _WIDER = 128, 0.75
 
@@ -68,23 +70,28 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     """
     together: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, kernel in enumerate(kernels):
-        together[kernel.kind, kernel.dtype, _form(machine, kernel)].append(i)
+        together[(kernel.kind, *_form(machine, kernel))].append(i)
     result = np.zeros(len(kernels))
     for (kind, dtype, form), indices in together.items():
         result[indices] = _seconds(machine, kind, dtype, form, [kernels[i] for i in indices])
     return result
 
 
-def _form(machine: Machine, kernel: Kernel) -> str:
-    """The name of the constants of a kernel: its mark, or without one the kernel of attention that
-    the machine has for a few queries behind cached keys, with heads of up to 256 elements."""
+def _form(machine: Machine, kernel: Kernel) -> tuple[str, str]:
+    """The type and the name of the constants of a kernel: its own type and mark, or without a mark
+    those of the kernel of attention that the machine has for the scores of an indexer, and for a
+    few queries behind cached keys with heads of up to 256 elements."""
+    own = kernel.dtype, kernel.form
     if kernel.form or kernel.kind != "attention":
-        return kernel.form
+        return own
+    if kernel.op == _INDEXER:
+        name = machine.efficiency.attention.indexer
+        return (_INDEXED, name) if name else own
     batch, heads, kv_heads, queries, keys, qk, v = kernel.extents
     if queries * heads > _FEW * kv_heads or queries >= keys or qk > _WIDEST:
-        return ""
+        return own
     elements = batch * (queries * heads + keys * kv_heads) * (qk + v)
-    return machine.efficiency.attention.decodes(2 * kernel.bytes < 3 * elements)
+    return kernel.dtype, machine.efficiency.attention.decodes(2 * kernel.bytes < 3 * elements)
 
 
 def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:

@@ -57,8 +57,8 @@ class Software:
 
     def on(self, machine: Machine) -> Machine:
         """The machine with the constants that this software has there: sustained shares, times of
-        hosts, the kernel that attends while it decodes, and gaps between the kernels of a CUDA
-        graph, which engines capture of decode."""
+        hosts, kernels of attention that the engine has while it decodes and for an indexer, and
+        gaps between the kernels of a CUDA graph, which engines capture of decode."""
         experts = self.sustained.experts
         decodes = self.serving == DECODE and machine.compute.launch.value  # else there are no gaps
         values = {
@@ -69,10 +69,12 @@ class Software:
         }
         changed = {path: value for path, value in values.items() if value is not None}
         machine = machine.changed(changed) if changed else machine
-        efficiency, name = machine.efficiency, self.kernels.decoding
-        if name not in efficiency.attention.kernels:
+        efficiency, rule = machine.efficiency, self.kernels
+        named = {"decoding": rule.decoding, "indexer": rule.indexer}
+        own = {use: name for use, name in named.items() if name in efficiency.attention.kernels}
+        if not own:
             return machine
-        attention = efficiency.attention.model_copy(update={"decoding": name})
+        attention = efficiency.attention.model_copy(update=own)
         efficiency = efficiency.model_copy(update={"attention": attention})
         return machine.model_copy(update={"efficiency": efficiency})
 
