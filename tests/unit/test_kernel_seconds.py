@@ -253,8 +253,8 @@ def test_a_few_queries_behind_a_cache_have_the_kernel_for_decoding() -> None:
         kernel = Kernel("attention", "bf16", extents, 0, int(size * elements), form=form)
         return int(kernel_seconds(machine, [kernel])[0] * 1e5)
 
-    assert start(1, 4096) == start(16, 4096) == 1
-    assert start(17, 4096) == start(8, 8) == start(1, 4096, width=257) == 0
+    assert start(1, 4096) == start(32, 4096) == 1
+    assert start(33, 4096) == start(8, 8) == start(1, 4096, width=257) == 0
     assert start(1, 4096, size=1.0) == 2
     assert start(1, 4096, form="named") == 3
 

@@ -55,8 +55,8 @@ _COOL, _HOT = 1 / 4, 1 / 2
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 #: The most queries of all heads that share keys, and the widest head, that kernels for decoding
-#: take: a block of wgmma (PTX ISA, wgmma.mma_async.m64), and what their tables have.
-_FEW, _WIDEST = 64, 256
+#: take: one block (PTX ISA, tcgen05.mma, M = 128), and what their tables have.
+_FEW, _WIDEST = 128, 256
 #: The op of an indexer's scores, and the type of its products in a kernel of its own.
 _INDEXER, _INDEXED = "index_scores", "f8e4m3"
 #: The elements of a head for which `step` of attention is stated, and the power of wider ones.
