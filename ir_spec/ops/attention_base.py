@@ -20,6 +20,10 @@ from stagec.ir_spec.ops.attention_core import (
 )
 from stagec.ir_spec.ops.masks import is_plain
 
+#: Heads of a block of kernels whose queries select rows of a latent (deepseek-ai/FlashMLA,
+#: csrc/sm100/prefill/sparse and csrc/sm90/prefill/sparse: `B_H = 64`); fewer are filled up.
+_SELECTING = 64
+
 
 class AttentionWork(OpDef):
     """Base class for FLOPs and kernels.
@@ -64,15 +68,15 @@ class AttentionWork(OpDef):
         """Its FLOPs are `2 * batch * heads * queries * keys` times `qk + v`, in backward times
         `3*qk + 2*v`; half of that if a causal mask leaves half of the pairs. With other masks,
         `keys` is the mean number per query, rounded up. Queries that select rows of a latent share
-        none: each counts as a separate sequence."""
+        none: each counts as a separate sequence, and has 64 heads at least."""
         keys, masked = self.met(op, n)
         if not is_plain(op) or "past" in op.attrs:
             keys, masked = call("ceildiv", [self.left(op, n), n["s"]]), False
         kind = "attention_backward" if self.backward else "attention"
-        batch, queries = n["b"], n["s"]
+        batch, queries, heads = n["b"], n["s"], n["g"] * n["r"]
         if op.flag("selected") and "values" in op.attrs and not self.backward:
-            batch, queries = batch * queries, ONE
-        extents = (batch, n["g"] * n["r"], n["g"], queries, keys, n["k"], n.get("v", n["k"]))
+            batch, queries, heads = batch * queries, ONE, call("max", [heads, ONE * _SELECTING])
+        extents = (batch, heads, n["g"], queries, keys, n["k"], n.get("v", n["k"]))
         windowed = "window" in op.attrs
         return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked, windowed)
 

@@ -161,7 +161,9 @@ class TopK(OpDef):
     comparison per element.
 
     Over a split dimension, each rank computes its own k, an all_gather collects k values and k
-    indices per rank, and the best of those are chosen.
+    indices per rank, and the best of those are chosen. A kernel reads its operand twice: it counts
+    elements by their leading bits before it takes the largest (sgl-kernel,
+    csrc/elementwise/topk.cu: `fast_topk_cuda_tl`).
     """
 
     name = "stg.topk"
@@ -179,6 +181,9 @@ class TopK(OpDef):
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return product(size for f, size in n.items() if f != "k")
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        return super().bytes_touched(op) + op.operands[0].tensor.local_bytes
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """For scores of keys, k may be the number of keys, including cached ones."""

@@ -38,9 +38,11 @@ def _each(n: Sizes, products: int, sums: int) -> Expr:
 
 def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
     """The kernel as attention with one key for all heads and values of one element, which represent
-    the sum over heads."""
-    extents = (n["b"], n["h"], ONE, n["s"], n["t"], n["k"], ONE)
-    masked = op.flag("causal") and "past" not in op.attrs
+    the sum over heads. Behind cached keys, keys are the mean number per query, rounded up."""
+    past = "past" in op.attrs
+    keys = call("ceildiv", [_seen(op, q, n), n["s"]]) if past else n["t"]
+    extents = (n["b"], n["h"], ONE, n["s"], keys, n["k"], ONE)
+    masked = op.flag("causal") and not past
     return KernelShape(kind, op.operands[q].tensor.dtype, extents, masked)
 
 

@@ -4,6 +4,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 DEVICE = "device"
 MARLIN, FLASHINFER, TRITON_BLOCKS = "marlin", "flashinfer", "triton_blocks"
+XQA, MQA_LOGITS = "xqa", "mqa_logits"
 CLEARED = "cleared"
 #: A server has adapters for all linear modules, because the engine cannot know which are used.
 ALL_MODULES = "all"
@@ -26,6 +27,18 @@ class KernelsRule(Record):
         "chooses (sdpa), products and softmax one by one (math; as in transformers: eager), or the "
         "kernel with which the machine was measured (device).",
         choices=(DEVICE, *ATTENTION),
+    )
+    decoding: str = parameter(
+        "name",
+        "the kernel of attention of a few queries behind cached keys: XQA of TensorRT-LLM, or the "
+        "one with which the machine was measured (device)",
+        choices=(DEVICE, XQA),
+    )
+    indexer: str = parameter(
+        "name",
+        "the kernel that scores keys for sparse attention: that of DeepGEMM, which multiplies in 8 "
+        "bits (mqa_logits), or that of attention (device)",
+        choices=(DEVICE, MQA_LOGITS),
     )
     expands: str = flagged(
         "expanding_kernel",

@@ -119,6 +119,8 @@ class AttentionKernel(Text):
     uneven: Overlap | None = None
     start: Seconds | None = None
     tile: Seconds | None = None
+    step: Seconds | None = None
+    bandwidth: Share | None = None
     source: Annotated[str, Field(min_length=1)]
 
 
@@ -135,9 +137,14 @@ class AttentionEfficiency(Rates):
     Blackwell Ultra"). `backward` is the rate of the backward kernel relative to the forward one; no
     table has it, and 0.9 fits arXiv 2407.08608, figure 6. `uneven` is the share of the longest
     block by which the kernel waits at its end, `tile` the time that a block of queries adds,
-    `start` the time of an empty kernel. Elements of a head are padded to a multiple of `padding`,
-    the side of a systolic array. `kernels` has the differences of library kernels, by their names
-    in `stg.kernels`.
+    `start` the time of an empty kernel, `step` the minimum time of a tile of 128 keys and values of
+    128 elements: the latency of the memory divided by the number of loads in flight. `bandwidth` is
+    the share of the memory's bandwidth, by default that of products. Elements of a head are padded
+    to a multiple of `padding`, the side of a systolic array. `kernels` has the differences of
+    library kernels, by their names in `stg.kernels`, and `decoding` is the name of the one for a
+    few queries behind cached keys; with `_8bit` behind it, that for caches in 8 bits. `indexer` is
+    the name of the one that scores keys for sparse attention, which multiplies in 8 bits; without a
+    name it is the kernel of attention.
     """
 
     queries: int = Field(default=128, gt=0)
@@ -148,7 +155,11 @@ class AttentionEfficiency(Rates):
     uneven: Overlap = 0.4
     start: Seconds = 6e-6
     tile: Seconds = 3e-6
+    step: Seconds = 0.0
+    bandwidth: Share | None = None
     padding: int = Field(default=1, gt=0)
+    decoding: str = ""
+    indexer: str = ""
     fitted: str = ""
     kernels: dict[str, AttentionKernel] = Field(default_factory=dict[str, AttentionKernel])
 
@@ -158,6 +169,11 @@ class AttentionEfficiency(Rates):
         `priority_order`)."""
         preferred = ("cudnn", "flash_2") if name == "sdpa" else ()
         return next((each for each in preferred if each in self.kernels), name)
+
+    def decodes(self, narrow: bool) -> str:
+        """The kernel for a few queries behind cached keys, which are `narrow` in 8 bits."""
+        special = f"{self.decoding}_8bit"
+        return special if narrow and special in self.kernels else self.decoding
 
     def of_kernel(self, name: str) -> AttentionEfficiency:
         """The constants of a library kernel; these if it has none of its own."""

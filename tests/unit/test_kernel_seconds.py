@@ -14,6 +14,7 @@ from stagec.machines import Machine, load_machine
 from stagec.machines.efficiency import Efficiency
 from stagec.machines.kernel_efficiency import (
     AttentionEfficiency,
+    AttentionKernel,
     MatmulEfficiency,
     MemoryEfficiency,
 )
@@ -258,6 +259,44 @@ def test_packed_heads_share_blocks() -> None:
     )
     decode = [attention_seconds(m, "bf16", 64, 32, 8, 1, 4096, 128, 128, 0) for m in machines]
     assert decode[0] == decode[1]
+
+
+def test_a_few_queries_behind_a_cache_have_the_kernel_for_decoding() -> None:
+    """It starts later here. Prompts, many queries and the wide heads of latent attention do not
+    have it, nor a kernel that a strategy names; caches in 8 bits have one of their own."""
+    kernels = {
+        name: AttentionKernel.model_validate({"start": f"{start} us", "source": "a test"})
+        for name, start in (("few", 10), ("few_8bit", 20), ("named", 30))
+    }
+    given = {"decoding": "few", "kernels": kernels}
+    attention = PERFECT.attention.model_copy(update=given)
+    machine = with_efficiency(PERFECT.model_copy(update={"attention": attention}))
+
+    def start(queries: int, keys: int, width: int = 128, size: float = 2.0, form: str = "") -> int:
+        elements = (queries * 8 + keys * 2) * 2 * width
+        extents = (1, 8, 2, queries, keys, width, width)
+        kernel = Kernel("attention", "bf16", extents, 0, int(size * elements), form=form)
+        return int(kernel_seconds(machine, [kernel])[0] * 1e5)
+
+    assert start(1, 4096) == start(32, 4096) == 1
+    assert start(33, 4096) == start(8, 8) == start(1, 4096, width=257) == 0
+    assert start(1, 4096, size=1.0) == 2
+    assert start(1, 4096, form="named") == 3
+
+
+def test_a_tile_of_keys_takes_a_step_at_least() -> None:
+    """Its 3/4 power of the width for narrower heads; a longer tile is no longer than before."""
+    arguments = (1, 8, 8, 1, 128 * 16 * 16, 128, 128, 0)  # 16 parts for each head
+
+    def seconds(step: float, width: int = 128) -> float:
+        attention = PERFECT.attention.model_copy(update={"step": step})
+        machine = with_efficiency(PERFECT.model_copy(update={"attention": attention}))
+        extents = (*arguments[:5], width, width, 0)
+        return float(attention_seconds(machine, "bf16", *extents)) - machine.efficiency.memory.start
+
+    assert seconds(1e-6) == pytest.approx(16e-6)
+    assert seconds(1e-6, 64) == pytest.approx(16e-6 * 0.5**0.75)
+    assert seconds(1e-9) == seconds(0)
 
 
 def test_heads_are_padded_to_the_side_of_an_array() -> None:

@@ -52,6 +52,13 @@ _KEYS = 128
 _COOL, _HOT = 1 / 4, 1 / 2
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
+#: The most queries of all heads that share keys, and the widest head, that kernels for decoding
+#: take: one block (PTX ISA, tcgen05.mma, M = 128), and what their tables have.
+_FEW, _WIDEST = 128, 256
+#: The op of an indexer's scores, and the type of its products in a kernel of its own.
+_INDEXER, _INDEXED = "index_scores", "f8e4m3"
+#: The elements of a head for which `step` of attention is stated, and the power of wider ones.
+_HEAD, _WIDER = 128, 0.75
 
 
 def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
@@ -61,11 +68,28 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
     """
     together: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     for i, kernel in enumerate(kernels):
-        together[kernel.kind, kernel.dtype, kernel.form].append(i)
+        together[(kernel.kind, *_form(machine, kernel))].append(i)
     result = np.zeros(len(kernels))
-    for (kind, dtype, _), indices in together.items():
-        result[indices] = _seconds(machine, kind, dtype, [kernels[i] for i in indices])
+    for (kind, dtype, form), indices in together.items():
+        result[indices] = _seconds(machine, kind, dtype, form, [kernels[i] for i in indices])
     return result
+
+
+def _form(machine: Machine, kernel: Kernel) -> tuple[str, str]:
+    """The type and the name of the constants of a kernel: its own type and mark, or without a mark
+    those of the kernel of attention that the machine has for the scores of an indexer, and for a
+    few queries behind cached keys with heads of up to 256 elements."""
+    own = kernel.dtype, kernel.form
+    if kernel.form or kernel.kind != "attention":
+        return own
+    if kernel.op == _INDEXER:
+        name = machine.efficiency.attention.indexer
+        return (_INDEXED, name) if name else own
+    batch, heads, kv_heads, queries, keys, qk, v = kernel.extents
+    if queries * heads > _FEW * kv_heads or queries >= keys or qk > _WIDEST:
+        return own
+    elements = batch * (queries * heads + keys * kv_heads) * (qk + v)
+    return kernel.dtype, machine.efficiency.attention.decodes(2 * kernel.bytes < 3 * elements)
 
 
 def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
@@ -103,20 +127,21 @@ def _busy(kernel: Kernel, peak_flops: float, bandwidth: float) -> float:
     return min(max((computing / max(moving, _NONE) - _COOL) / (_HOT - _COOL), 0.0), 1.0)
 
 
-def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel]) -> Floats:
+def _seconds(
+    machine: Machine, kind: str, dtype: str, form: str, kernels: Sequence[Kernel]
+) -> Floats:
     size = np.array([k.bytes for k in kernels], dtype=float)
     if machine.efficiency.kernels == "roofline":
         return _roofline(machine, kind, dtype, np.array([k.flops for k in kernels], float), size)
     if kind == "memory":
-        if (eager := eager_kernels(kernels[0].form)) is not None:
+        if (eager := eager_kernels(form)) is not None:
             return _eager_seconds(machine, size, *eager)
-        none = continues(kernels[0].form, machine.family)
+        none = continues(form, machine.family)
         return memory_seconds(machine, size) - machine.efficiency.memory.start * none
     extents: tuple[Floats, ...] = tuple(np.array([k.extents for k in kernels], dtype=float).T)
     if kind == "matmul":
         batch, m, n, k = extents
         rows = np.array([kernel.transposed for kernel in kernels])
-        form = kernels[0].form
         return matmul_seconds(machine, dtype, batch, m, n, k, size, form=form, transposed=rows)
     batch, heads, kv_heads, queries, keys, qk, v = extents
     causal = np.array([kernel.causal for kernel in kernels])
@@ -128,7 +153,7 @@ def _seconds(machine: Machine, kind: str, dtype: str, kernels: Sequence[Kernel])
         causal=causal & ~split,
         windowed=np.array([kernel.windowed for kernel in kernels]),
         backward=kind == "attention_backward",
-        form=kernels[0].form,
+        form=form,
     )
 
 
@@ -277,6 +302,7 @@ def attention_seconds(
         products = 2 R 128 (qk' + v') P / (peak rate)
         softmax = R 128 / (exponentials clock)
         one = max(products, softmax) + (1 - overlap) min(products, softmax)
+        one = max(one, step ((qk + v) / 256)^(3/4))
         compute = max(K, tiles) one + ceil(N / P) tile
 
     where `qk'` and `v'` are the next multiples of `padding`, and `tiles` is `ceil(N / P) K` without
@@ -285,16 +311,18 @@ def attention_seconds(
     `keys + t - 1` keys, at most the `(queries + t) / 2` of a causal mask. A block with fewer
     queries has as many rows as instructions take, a multiple of 16. Where there is one block of
     queries only, as in decode, keys are split over idle processors, and a second kernel merges
-    their results. Movement and computation overlap as in products, at the bandwidth of products.
+    their results. Movement and computation overlap as in products, at the bandwidth of products
+    unless the kernel has its own.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
     long, at `backward` times the rate.
 
     Sources: blocks and masks: arXiv 2307.08691, sections 3.1 and 3.2; windows:
     Dao-AILab/flash-attention, hopper/block.h, `get_n_block_min_max`; exponentials as the second
-    bound: arXiv 2407.08608, section 3; keys split: PyTorch, "Flash-Decoding for long-context
-    inference"; rows: PTX ISA, mma.m16n8k16; packed heads: Dao-AILab/flash-attention,
-    hopper/heuristics.h, and NVIDIA/TensorRT-LLM, trtllmGenKernels/fmha/fmhaKernels.h.
+    bound: arXiv 2407.08608, section 3; the power of `step`: fitted; keys split: PyTorch,
+    "Flash-Decoding for long-context inference"; rows: PTX ISA, mma.m16n8k16; packed heads:
+    Dao-AILab/flash-attention, hopper/heuristics.h, and NVIDIA/TensorRT-LLM,
+    trtllmGenKernels/fmha/fmhaKernels.h.
     """
     c = machine.efficiency.attention.of_kernel(form)
     given = (batch, heads, kv_heads, queries, keys, qk, v, size)
@@ -308,6 +336,7 @@ def attention_seconds(
     softmax = _KEYS / (c.exponentials * machine.compute.clock.value)  # of a row
     padded = c.padding * (np.ceil(qk / c.padding) + np.ceil(v / c.padding))
     one = rows * _hidden(product * padded, np.asarray(softmax), c.overlap)
+    one = np.maximum(one, c.step * ((qk + v) / (2 * _HEAD)) ** _WIDER)
     longer = (3 * qk + 2 * v) / (qk + v) / c.backward if backward else 1
 
     tokens: Floats = np.minimum(c.queries / share, queries)  # of a block
@@ -327,11 +356,13 @@ def attention_seconds(
     dealt: Floats = np.where(causal, uneven, waves * longest)
     compute = (np.maximum(dealt, longest) * one + waves * c.tile) * longer
     merge = np.where(parts > 1, machine.efficiency.memory.start, 0.0)
-    return c.start + merge + _hidden(compute, _moving(machine, size), c.overlap)
+    return c.start + merge + _hidden(compute, _moving(machine, size, c.bandwidth), c.overlap)
 
 
-def _moving(machine: Machine, size: Floats) -> Floats:
-    moved: Floats = size / (machine.memory.bandwidth.value * machine.efficiency.matmul.bandwidth)
+def _moving(machine: Machine, size: Floats, share: float | None = None) -> Floats:
+    """Seconds that bytes take at a share of the memory's bandwidth, by default that of products."""
+    used = machine.efficiency.matmul.bandwidth if share is None else share
+    moved: Floats = size / (machine.memory.bandwidth.value * used)
     return moved
 
 

@@ -57,7 +57,8 @@ class Software:
 
     def on(self, machine: Machine) -> Machine:
         """The machine with the constants that this software has there: sustained shares, times of
-        hosts, and gaps between the kernels of a CUDA graph, which engines capture of decode."""
+        hosts, kernels of attention that the engine has while it decodes and for an indexer, and
+        gaps between the kernels of a CUDA graph, which engines capture of decode."""
         experts = self.sustained.experts
         decodes = self.serving == DECODE and machine.compute.launch.value  # else there are no gaps
         values = {
@@ -67,7 +68,15 @@ class Software:
             "compute.launch": self.hosts.graph_gap_seconds if decodes else None,
         }
         changed = {path: value for path, value in values.items() if value is not None}
-        return machine.changed(changed) if changed else machine
+        machine = machine.changed(changed) if changed else machine
+        efficiency, rule = machine.efficiency, self.kernels
+        named = {"decoding": rule.decoding, "indexer": rule.indexer}
+        own = {use: name for use, name in named.items() if name in efficiency.attention.kernels}
+        if not own:
+            return machine
+        attention = efficiency.attention.model_copy(update=own)
+        efficiency = efficiency.model_copy(update={"attention": attention})
+        return machine.model_copy(update={"efficiency": efficiency})
 
     def _products(self, machine: Machine) -> float | None:
         """The share of their speed that products and attention sustain; None for the machine's."""

@@ -97,7 +97,7 @@ def product_rows(tables: Sequence[Table]) -> Rows:
 
 def attention_rows(tables: Sequence[Table]) -> Rows:
     """The rows of tables of attention of one kind and type; the last extent says whether the mask
-    is causal.
+    is causal. Single queries have the machine's kernel for decoding.
 
     Backward reads what forward does, its result and the gradient of that, and writes three
     gradients: twice the bytes of forward.
@@ -109,8 +109,12 @@ def attention_rows(tables: Sequence[Table]) -> Rows:
         b, h, g, q, t, qk, v = extents.T[:7].astype(float)
         size = element * (moved(extents) * (2 if backward else 1))
         used = with_constants(machine, "attention", values, dtype)
+        decodes = bool(np.all((q == 1) & (qk == v)))
         return attention_seconds(
-            *(used, dtype, b, h, g, q, t, qk, v, size), causal=extents[:, 7] > 0, backward=backward
+            *(used, dtype, b, h, g, q, t, qk, v, size),
+            causal=extents[:, 7] > 0,
+            backward=backward,
+            form=used.efficiency.attention.decodes(element < _WIDE) if decodes else "",
         )
 
     marked = [np.insert(t.extents, 7, int(t.causal), axis=1) for t in tables]
