@@ -87,6 +87,13 @@ class Autocast(Pass):
             remark = "'stg.autocast' changes nothing: this software leaves casts to its gathers"
             module.diagnostics.remark(remark, rule.loc)
             return
+        if rule.sharded == "left" and strategy.zero:
+            remark = (
+                f"under ZeRO-{strategy.zero} activations are f32: this software computes in "
+                f"{strategy.dtypes.compute} where it gathers parameters, with ZeRO-3 "
+                "('--zero 3 --reshard-after-forward never' gathers them once)"
+            )
+            module.diagnostics.remark(remark, rule.loc)
         autocast(module, rule, once=once)
 
 
