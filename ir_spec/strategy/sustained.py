@@ -38,8 +38,13 @@ class SustainedRule(Record):
 
     def on(self, family: str) -> float | None:
         """The share on a device of a family; None if it is not stated."""
-        own = getattr(self, family) if family in FAMILIES else None
-        share = self.products if self.products is not None else own
+        shares = {
+            "ampere": self.ampere,
+            "hopper": self.hopper,
+            "blackwell": self.blackwell,
+            "tpu": self.tpu,
+        }
+        share = self.products if self.products is not None else shares.get(family)
         return None if share is None else float(fraction(share))
 
 

@@ -222,8 +222,7 @@ def keep_reduced(module: Module, reduction: Operation) -> None:
     if cast or region.owner.has(Accumulates):
         kept = stacked_outside(reduction.results if cast else reduction.operands)
         last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
-        before = module.before(last, loc=reduction.loc, phase="backward")
-        before.op("stg.discard", kept, types=())
+        module.before(last, loc=reduction.loc, phase="backward").op("stg.discard", kept, types=())
 
 
 def outside_repeats(op: Operation) -> Region:
@@ -249,8 +248,7 @@ def drop_with_reductions(module: Module, func: Operation) -> None:
             for made, inside in zip(kept.results, kept.body.terminator.operands, strict=True):
                 reduced.add_operand(made)
                 slices.append(reduced.body.add_arg(made.name, inside.tensor, made.loc))
-            first = module.before(reduced.body.ops[0], loc=reduced.loc)
-            first.op("stg.reshard", slices, types=())
+            module.before(reduced.body.ops[0], loc=reduced.loc).op("stg.reshard", slices, types=())
     for drop in [op for op in behind if isinstance(op.definition, Reshard)]:
         places = [op.position() for v in drop.operands for op in _reductions_of(v)]
         if places:

@@ -204,5 +204,4 @@ def _make(
         first = module.before(region.ops[0], loc=func.loc, phase="forward")
         made = first.value("stg.workspace", type=type_, hint=name)
         last = max(ends, key=Operation.position)
-        behind = module.after(last, loc=func.loc)
-        behind.op("stg.discard", [made], types=())
+        module.after(last, loc=func.loc).op("stg.discard", [made], types=())

@@ -105,8 +105,7 @@ def _keep_logits(module: Module, op: Operation, *, inside: bool, eager: bool) ->
     if inside:
         kept += _cast_for_head(kept[-1] if kept else logits)
     if behind.parent is region and kept:
-        after = module.after(behind, loc=op.loc, phase="forward")
-        after.op("stg.discard", kept, types=())
+        module.after(behind, loc=op.loc, phase="forward").op("stg.discard", kept, types=())
 
 
 def _cast_for_head(logits: Value) -> list[Value]:
@@ -123,8 +122,7 @@ def _have_shifted(module: Module, op: Operation) -> None:
     x = op.operands[0]
     before = module.before(op, phase="forward")
     shifted = before.value("stg.workspace", type=replace(x.tensor, dtype="f32"), hint="shifted")
-    after = module.after(op, phase="forward")
-    after.op("stg.discard", [shifted], types=())
+    module.after(op, phase="forward").op("stg.discard", [shifted], types=())
 
 
 def _keep_casts(module: Module, region: Region) -> None:
@@ -133,8 +131,7 @@ def _keep_casts(module: Module, region: Region) -> None:
     casts = [v for body in (region, *(op.body for op in repeats)) for v in _casts(body)]
     end = next((op for op in region.ops if op.phase != "forward"), region.terminator)
     if kept := stacked_outside(casts):
-        before = module.before(end, loc=kept[0].loc, phase="forward")
-        before.op("stg.discard", kept, types=())
+        module.before(end, loc=kept[0].loc, phase="forward").op("stg.discard", kept, types=())
 
 
 def _casts(region: Region) -> list[Value]:

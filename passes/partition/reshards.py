@@ -14,8 +14,7 @@ def reshard_behind(module: Module, region: Region, values: Sequence[Value]) -> N
     ran = [op for op in ops[: steps + 1] if not _is_of_reduction(op)]
     if values and ran:
         phase = next((op.phase for op in reversed(ran) if op.phase != "recompute"), ran[-1].phase)
-        after = module.after(ran[-1], loc=values[0].loc, phase=phase)
-        after.op("stg.reshard", values, types=())
+        module.after(ran[-1], loc=values[0].loc, phase=phase).op("stg.reshard", values, types=())
 
 
 def _is_of_reduction(op: Operation) -> bool:

@@ -178,5 +178,4 @@ def drop_behind_blocks(module: Module, body: Region) -> None:
         if users and min(users) > first.position() and max(users) < back.position():
             values += gather.results
     if values:
-        before = module.before(back, loc=values[0].loc, phase="backward")
-        before.op("stg.reshard", values, types=())
+        module.before(back, loc=values[0].loc, phase="backward").op("stg.reshard", values, types=())

@@ -74,8 +74,7 @@ def _run_ahead(module: Module, op: Operation) -> None:
         )
         return
     loc = made_by(RunAhead.name, op.loc)
-    b = module.before(op, loc=loc)
-    first = b.op("stg.accumulate", op.operands, dict(op.attrs), types=())
+    first = module.before(op, loc=loc).op("stg.accumulate", op.operands, dict(op.attrs), types=())
     region = first.make_region()
     for arg in op.body.args:
         _use(forward, arg, region.add_arg(arg.name, arg.type, arg.loc))

@@ -103,8 +103,7 @@ def _gather_again(module: Module, action: Operation, actions: Sequence[Operation
     for gather in gathers_of(action.body) if action.text("kind") == "forward" else ():
         if later and _is_marked(gather):
             users = [enclosing(user, action.body) for user, _ in gather.result.uses]
-            behind = module.after(max(users, key=Operation.position))
-            behind.op("stg.reshard", gather.results)
+            module.after(max(users, key=Operation.position)).op("stg.reshard", gather.results)
             end = later[0].body.terminator
             b = module.before(end, loc=gather.loc, phase="backward")
             attrs = {n: a for n, a in gather.attrs.items() if n != "phase"} | {"stays": True}

@@ -150,8 +150,7 @@ def _keep_results(module: Module, accumulate: Operation) -> None:
             if back.integer("chunk") == forward.integer("chunk"):
                 kept = [yielded(forward, v) for v in _returned(forward)]
                 if kept:
-                    b = module.before(back.body.terminator, phase="backward")
-                    b.op("stg.discard", kept)
+                    module.before(back.body.terminator, phase="backward").op("stg.discard", kept)
 
 
 def _keep_last(module: Module, func: Operation, accumulate: Operation) -> None:
@@ -163,8 +162,7 @@ def _keep_last(module: Module, func: Operation, accumulate: Operation) -> None:
         for value in op.operands if isinstance(op.definition, SendOp) else ():
             after = module.after(accumulate, loc=op.loc, phase="backward")
             last = after.value("stg.workspace", type=value.tensor, hint=f"{value.name}_last")
-            before = module.before(end, loc=op.loc, phase="backward")
-            before.op("stg.discard", [last])
+            module.before(end, loc=op.loc, phase="backward").op("stg.discard", [last])
 
 
 def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> None:
@@ -205,8 +203,7 @@ def _keep_over_step(module: Module, func: Operation, accumulate: Operation, valu
     """Keep a value of each microbatch to the end of the step. Returns the value that joins them."""
     accumulate.body.terminator.add_operand(value)
     every = accumulate.add_result(value.name, joined(accumulate, value.tensor), value.loc)
-    last = module.before(func.body.terminator, phase="forward")
-    last.op("stg.discard", [every])
+    module.before(func.body.terminator, phase="forward").op("stg.discard", [every])
     return every
 
 

@@ -224,8 +224,7 @@ def _retain(module: Module, weights: Operation) -> None:
             kept += _Graph(module, first, second).by_weight()
             _move_ahead(second)
     if kept:
-        b = module.before(weights.body.terminator, phase="backward")
-        b.op("stg.discard", kept)
+        module.before(weights.body.terminator, phase="backward").op("stg.discard", kept)
 
 
 def _move_ahead(second: Operation) -> None:

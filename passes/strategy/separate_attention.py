@@ -151,8 +151,7 @@ def _separate(module: Module, stack: LayerStack, suffix: str, loc: Loc) -> None:
     old = declaration_of(first, given) if isinstance(given, SymbolRef) else None
     for op in stack.members:
         _cut(op, names[op], name, loc)
-    b = module.before(module.main)
-    b.op("stg.order", (), {"layers": order}, symbol=name)
+    module.before(module.main).op("stg.order", (), {"layers": order}, symbol=name)
     if old is not None:
         old.erase()
 
