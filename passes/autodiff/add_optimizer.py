@@ -176,8 +176,7 @@ class _Updates:
         attrs = {"count": repeat.expr("count"), "carry": const(0)}
         loop = b.op("stg.repeat", (), attrs, types=())
         region = loop.make_region()
-        end = Operation(b.registry["stg.yield"], (), loc=loop.loc)
-        region.append(end)
+        region.append(Operation(b.registry["stg.yield"], (), loc=loop.loc))
         inner = Builder(b.registry, region, 0, loc=b.loc, phase="optimizer")
         values: dict[Value, Sequence[Value]] = {}
         for t in tensors:

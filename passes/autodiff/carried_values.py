@@ -214,8 +214,7 @@ class _HandOver:
         for op in self._forward.body.ops[:-1]:
             if op.region is None and not all(r in self._inside for r in op.results):
                 self._recompute(op)
-        outputs = [self._get(v) for v in self._forward.body.terminator.operands[: self._carry]]
-        self._discard(outputs)
+        self._discard([self._get(v) for v in self._forward.body.terminator.operands[: self._carry]])
 
     def _discard(self, values: Sequence[Value], phase: str = "backward") -> None:
         """Keep values to the end of backward of a layer."""

@@ -214,8 +214,7 @@ class _TrainingStep:
         if param not in tape.loops:
             grad = self._reductions.local(b, grad, param, sliced=False)
         if wrapped is not None:
-            end = wrapped.body.terminator
-            end.add_operand(grad)
+            wrapped.body.terminator.add_operand(grad)
             grad = wrapped.add_result(param.prefixed("g_"), grad.type, param.loc)
         return grad
 

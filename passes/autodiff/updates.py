@@ -263,8 +263,7 @@ def _single(
     yield from ()
     kept = [t.kept[name] for name in (*states, MASTER) if name in t.kept]
     operands = [t.param, t.grad, *kept, *t.clips]
-    results = b.op(op, operands, attrs, names=_names(t.param, *kept)).results
-    return [*results]
+    return [*b.op(op, operands, attrs, names=_names(t.param, *kept)).results]
 
 
 def _applied(

@@ -340,8 +340,7 @@ class _Lowering:
         deps = list(dict.fromkeys(self._deps(given)))
         node = self._beside_gather(ops, b)
         if node is None:
-            attrs = self._attributes(ops)
-            node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
+            node = b.value("et.comp", deps, self._attributes(ops), hint=ops[-1].results[0].name)
         self._nodes.update(dict.fromkeys(inside, node))
 
     def _attributes(self, ops: Sequence[Operation]) -> dict[str, RawAttr]:

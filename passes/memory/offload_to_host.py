@@ -348,8 +348,7 @@ def _update(
             ends = [(user, i) for user, i in result.uses if user.has(Terminates)]
             if ends:
                 stays = copies.updates_there(arg)
-                new = copies.store(after, result, shares[arg], stays=stays)
-                result.replace_with(new, ends)
+                result.replace_with(copies.store(after, result, shares[arg], stays=stays), ends)
     for i, value in enumerate(op.operands):
         if value in shares:
             stays = copies.updates_there(value)

@@ -160,8 +160,7 @@ def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> No
         made_at = {v: v.producer.position() for v in first if v.producer is not None}
         kept.append(min(first, key=made_at.__getitem__))
     if kept:
-        end = max(rest, key=Operation.position)
-        after = module.after(end, loc=reduction.loc, phase="gradient")
+        after = module.after(max(rest, key=Operation.position), loc=reduction.loc, phase="gradient")
         if outside_repeats(reduction).owner.has(Accumulates):
             for cast in [op for op in rest if op.has(Recasts)]:
                 _add_up(after, cast.result)

@@ -91,8 +91,7 @@ def hoist_reductions(module: Module) -> None:
         way = _way_out(final)
         loop = way[-1].producer if way else None
         if over and loop is not None and _only_user(reduction.result) is not None:
-            made = _reduce_outside(module, way[-1], final, over, last.get(loop, loop))
-            last[loop] = made
+            last[loop] = _reduce_outside(module, way[-1], final, over, last.get(loop, loop))
             _leave_partial(final, reduction, over, way)
 
 

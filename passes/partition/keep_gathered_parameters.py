@@ -158,8 +158,7 @@ def keep_parts(module: Module, within: Axes) -> None:
             continue
         over: dict[str, RawAttr] = {"dim": mine.attrs["dim"], "over": within}
         if mine not in kept:
-            end = forward.body.terminator
-            b = module.before(end, loc=mine.loc, phase="forward")
+            b = module.before(forward.body.terminator, loc=mine.loc, phase="forward")
             part = b.value("stg.keep_part", [mine.result], over, hint=f"{mine.result.name}_part")
             kept[mine] = _handed_over(forward, back, part)
             b = module.before(back.body.ops[0], loc=again.loc, phase="backward")

@@ -58,8 +58,7 @@ class KeepLocals(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        strategy = read_strategy(module)
-        return strategy.one(LossRule).form in _FORMS or _casts_parameters(module)
+        return read_strategy(module).one(LossRule).form in _FORMS or _casts_parameters(module)
 
     def run(self, module: Module) -> None:
         for func in module.functions:

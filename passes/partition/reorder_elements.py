@@ -94,5 +94,4 @@ def _copy_operands(module: Module, reduction: Operation) -> None:
     b = module.before(reduction)
     for index, value in enumerate(reduction.operands):
         if operand_dim(reduction, index):
-            copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")
-            reduction.set_operand(index, copy)
+            reduction.set_operand(index, b.value("stg.reorder", [value], hint=f"{value.name}_o"))

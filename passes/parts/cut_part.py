@@ -152,8 +152,7 @@ class _Parts:
         if rule.name == self.rest or any(rule.name == c.source for c in self.crossings):
             what = "is the rest of the model" if rule.name == self.rest else "stands twice"
             raise rule.error(f"the part '{rule.name}' {what}", remedy="choose another name")
-        value = _named(self.body, rule)
-        self.crossings.append(_Crossing(value, rule.name, self.rest, rule.loc))
+        self.crossings.append(_Crossing(_named(self.body, rule), rule.name, self.rest, rule.loc))
         self._share(rule)
 
     def _share(self, rule: PartRule) -> None:
@@ -306,5 +305,4 @@ def _end(module: Module, crossing: _Crossing, *, trained: bool, arrives: bool) -
         depart(b, value, value.tensor.inner, attrs)
         return
     users = [(user, i) for user, i in value.uses if not isinstance(user.definition, Depart)]
-    there = arrive(b, value.tensor.inner, attrs, value.name)
-    value.replace_with(there, users)
+    value.replace_with(arrive(b, value.tensor.inner, attrs, value.name), users)

@@ -104,8 +104,7 @@ def _gather_again(module: Module, action: Operation, actions: Sequence[Operation
         if later and _is_marked(gather):
             users = [enclosing(user, action.body) for user, _ in gather.result.uses]
             module.after(max(users, key=Operation.position)).op("stg.reshard", gather.results)
-            end = later[0].body.terminator
-            b = module.before(end, loc=gather.loc, phase="backward")
+            b = module.before(later[0].body.terminator, loc=gather.loc, phase="backward")
             attrs = {n: a for n, a in gather.attrs.items() if n != "phase"} | {"stays": True}
             b.op(gather.name, gather.operands, attrs, names=[gather.result.name])
 

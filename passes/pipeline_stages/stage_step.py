@@ -81,8 +81,7 @@ class StageStep:
 
     def run(self) -> None:
         """Yield the results of actions, and copy the operations after the accumulation."""
-        end = Operation(self._module.registry["stg.yield"], (), loc=self._old.loc)
-        self._new.body.append(end)
+        self._new.body.append(Operation(self._module.registry["stg.yield"], (), loc=self._old.loc))
         yields = self._sections.body.terminator.operands
         for value, result in zip(yields, self._old.results, strict=True):
             self._spread[result] = self._yielded(value, result)
@@ -332,8 +331,7 @@ class StageStep:
                 part = None if chunk is None else (value.name, chunk)
                 outputs.append(kept)
                 types.append(kept.tensor.inner.with_part(part))
-        new = Operation(end.definition, outputs, end.attrs, loc=end.loc)
-        self._values.func.body.append(new)
+        self._values.func.body.append(Operation(end.definition, outputs, end.attrs, loc=end.loc))
         self._values.func.body.returns = tuple(types)
 
 

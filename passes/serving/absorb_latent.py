@@ -126,8 +126,7 @@ def _absorb(module: Module, op: Operation) -> bool:
     old, hint = op.result.tensor, f"{op.result.name}_latent"
     type_ = replace(old, dims=(*old.dims[:3], Dim(sizes[0])))
     seen = b.value(op.name, [whole, shared, *more], attrs, type=type_, hint=hint)
-    made = latent.times(b, seen, op.result.name, back=False)
-    op.result.replace_with(made)
+    op.result.replace_with(latent.times(b, seen, op.result.name, back=False))
     op.erase()
     return True
 

@@ -92,8 +92,7 @@ def draft_tokens(module: Module, count: int) -> None:
         drafts.append(most_likely(b, copier.values[logits], copier.named("draft")))
     for op in step:
         _see_rows(op, size, 0, count)
-    chosen = _exchange(b, tokens, logits, drafts)
-    body.terminator.set_operands([chosen, *kept])
+    body.terminator.set_operands([_exchange(b, tokens, logits, drafts), *kept])
     module.main.attrs["part"] = DRAFT
     infer_again(module)
     body.returns = tuple(v.tensor for v in body.terminator.operands)

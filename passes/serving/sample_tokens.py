@@ -47,8 +47,7 @@ def sample_tokens(module: Module) -> None:
         if chosen is not None:
             returned[index] = chosen.results[0]
             continue
-        made = made_by(SampleTokens.name, logits.loc)
-        b = module.before(body.terminator, loc=made)
+        b = module.before(body.terminator, loc=made_by(SampleTokens.name, logits.loc))
         returned[index] = most_likely(b, logits, f"{logits.name}_sampled")
     body.terminator.set_operands(returned)
     body.returns = tuple(v.tensor for v in returned)

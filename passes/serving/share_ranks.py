@@ -58,8 +58,7 @@ def share_ranks(module: Module, draft: Module) -> None:
     sequences that are split differently, and microbatches.
     """
     _check_ranks(module, draft)
-    pods = {pod_of(each): each for each in (module, draft)}
-    mine, theirs = matching_ends(pods).values()
+    mine, theirs = matching_ends({pod_of(each): each for each in (module, draft)}).values()
     body, step = module.main.body, draft.main.body
     sizes = _sizes(draft, theirs)
     _declare(module, draft, sizes)

@@ -234,8 +234,7 @@ def _last(step: CachingStep, value: Value, choose: Callable[[Value, Builder], Va
 
 def _last_row(step: CachingStep, value: Value, b: Builder) -> Value:
     row = letters(value.tensor.rank)
-    at = {"at": step.new - 1}
-    taken = b.value("stg.take", [value], at, hint=f"{value.name}_last")
+    taken = b.value("stg.take", [value], {"at": step.new - 1}, hint=f"{value.name}_last")
     spec = f"({row[0]}o){row[2:]}->{row[0]}o{row[2:]}"
     attrs: dict[str, RawAttr] = {"spec": spec, "factors": ("o",), "sizes": (const(1),)}
     return b.value("stg.reshape", [taken], attrs, hint=f"{value.name}_row")

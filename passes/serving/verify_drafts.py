@@ -71,5 +71,4 @@ def _take_drafts(b: Builder, tokens: Value, about: dict[str, RawAttr]) -> None:
     ends: dict[str, RawAttr] = {"value": DRAFTS, "source": DRAFT, "to": MAIN, **about}
     tokens.type = replace(tokens.tensor, dims=(batch, first))
     drafts = arrive(b, type_, ends, DRAFTS)
-    taken = b.value("stg.concat", [tokens, drafts], {"dim": const(1)}, hint="tokens")
-    tokens.replace_with(taken)
+    tokens.replace_with(b.value("stg.concat", [tokens, drafts], {"dim": const(1)}, hint="tokens"))

@@ -100,8 +100,7 @@ def inline(module: Module) -> None:
 
     Raises `DiagnosticError` for a call that does not match its function, and as `read_blocks` does.
     """
-    blocks = read_blocks(module)
-    _Inliner(module, blocks).run()
+    _Inliner(module, read_blocks(module)).run()
     for op in list(module.root.body.ops):
         if op.flag("private") or op.definition.declares == "import":
             op.erase()

@@ -182,8 +182,7 @@ class _Adapter:
             by = const(self._rule.alpha) / const(self._rule.rank)
             up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
         up = cast_to(build, up, y.tensor.dtype)
-        adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
-        y.replace_with(adapted, users)
+        y.replace_with(build.value("stg.add", [y, up], hint=f"{y.name}_adapted"), users)
 
     def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, str]:
         """The input in fp32, with one copy for each adapter that the parameter packs, and the rule

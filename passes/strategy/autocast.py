@@ -168,8 +168,7 @@ class _Caster:
         op.result.type = replace(op.result.tensor, dtype=WIDE)
         product, _ = op.result.uses[0]
         scaled = product.result
-        b = self._module.after(product, loc=op.loc, by=Autocast.name)
-        made = cast_to(b, scaled, narrow)
+        made = cast_to(self._module.after(product, loc=op.loc, by=Autocast.name), scaled, narrow)
         scaled.replace_with(made)
 
     def _product(self, op: Operation) -> None:

@@ -104,5 +104,4 @@ def _exchange_back(
     target = placer.place(result.tensor.unplaced(), rest=False)
     source = placer.moved(result.tensor, names, into)
     here = b.value(PIN, [result], {"both": True}, type=source, hint=result.name)
-    back = b.value(PIN, [here], type=target, hint=result.name)
-    result.replace_with(back, users)
+    result.replace_with(b.value(PIN, [here], type=target, hint=result.name), users)

@@ -45,16 +45,14 @@ class ExpandLoss(Pass):
             split = any(_is_split(module, strategy, op) for op in losses)
             why = "the vocabulary is split" if split else "no product makes the logits"
             why = why if losses else "there is no cross entropy"
-            remark = f"'stg.loss[{rule.form}]' changes nothing: {why}"
-            module.diagnostics.remark(remark, rule.loc)
+            module.diagnostics.remark(f"'stg.loss[{rule.form}]' changes nothing: {why}", rule.loc)
 
 
 def expand_loss(module: Module, strategy: Strategy, op: Operation) -> bool:
     """Replace one loss by the form of the strategy, in place. Returns whether it has that form."""
     rule = strategy.one(LossRule)
     form = LossForm(rule.form, rule.chunks, _is_split(module, strategy, op))
-    b = module.before(op, by=ExpandLoss.name)
-    loss = op.definition.expanded(b, op, form)
+    loss = op.definition.expanded(module.before(op, by=ExpandLoss.name), op, form)
     if loss is None:
         return False
     if loss is not op.result:

@@ -68,8 +68,7 @@ def gather_dimensions(module: Module, strategy: Strategy) -> None:
             for index in operands:
                 value = op.operands[index]
                 whole = placer.moved(value.tensor, rule.dims, ())
-                pinned = b.value(PIN, [value], attrs, type=whole, hint=value.name)
-                op.set_operand(index, pinned)
+                op.set_operand(index, b.value(PIN, [value], attrs, type=whole, hint=value.name))
     assumptions.check()
 
 

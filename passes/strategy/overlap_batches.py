@@ -73,8 +73,7 @@ class OverlapBatches(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        loc = strategy.one(MoeRule).loc
-        overlap_batches(module, strategy.batch, loc, strategy.in_turn)
+        overlap_batches(module, strategy.batch, strategy.one(MoeRule).loc, strategy.in_turn)
 
 
 def overlap_batches(module: Module, batch: str, loc: Loc, count: int = 2) -> None:

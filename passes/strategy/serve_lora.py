@@ -101,8 +101,7 @@ class ServeLora(Pass):
                 remedy=f"lower the rank to {kernels.adapter_ranks[-1]}",
             )
         rule = replace(rule, rank=rank)
-        cleared = kernels.shrink == CLEARED
-        serve_lora(module, given if self.targets else rule, cleared=cleared)
+        serve_lora(module, given if self.targets else rule, cleared=kernels.shrink == CLEARED)
 
 
 @dataclass(slots=True)
@@ -290,8 +289,7 @@ class _Adapters:
         if shape not in self.known:
             dims = tuple(replace(d, split=()) for _, d in rows)
             name = f"adapter_{len(self.known)}" if self.known else "adapter"
-            type_ = TensorType("i32", dims)
-            self.known[shape] = self.module.main.body.add_arg(name, type_, op.loc)
+            self.known[shape] = self.module.main.body.add_arg(name, TensorType("i32", dims), op.loc)
         count = self._sequences(shape)
         attrs: dict[str, RawAttr] = {} if count == ONE else {"sequences": count}
         return _Chosen(self.known[shape], tuple(g for g, _ in rows), attrs)

@@ -189,8 +189,7 @@ def _count_computation(terms: _Terms, op: Operation, times: Expr, size: Size) ->
 
 
 def _count_collective(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
-    axes = group_axes(op)
-    key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
+    key = CollectiveKey(op.text("kind"), group_axes(op), op.phase, op.text("dtype"))
     number = calls(op) * times if "bucket" in op.attrs else times
     _count(terms, key, number, size(op, "bytes") * times)
 

@@ -182,8 +182,7 @@ class _Graph:
     def __init__(self, module: Module, graph: Operation, plans: MemoryMoments) -> None:
         self._module, self._graph = module, graph
         self._means = MeanLoads(module, graph)
-        stages = graph.attrs.get("stages")
-        self._plan = plans.of[stages]
+        self._plan = plans.of[graph.attrs.get("stages")]
         self._stages = stages_of(graph)
         self._indices = [a for a in index_axes(module, graph) if a != graph.text("over")]
 

@@ -180,8 +180,7 @@ def _class(counts: Counts, show: Show, symbolic: bool) -> dict[str, Any]:
 def _collectives(counts: Counts, show: Show, symbolic: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for key, sent in counts.collectives.items():
-        size = group_size(key.over)
-        n = show(size)
+        n = show(group_size(key.over))
         wire = show(sent.wire(key)) if symbolic else ring_bytes(show(sent.bytes), n, key.op)
         rows.append(
             {

@@ -80,8 +80,7 @@ def read_directory(
         return None
     if manifest:
         check_manifest(directory, files, report)
-    traces = _read(files, report, reader)
-    table = RankTable.of(traces)
+    table = RankTable.of(_read(files, report, reader))
     return CheckedJob(directory, table, frozenset(files), read_groups(directory, name, report))
 
 

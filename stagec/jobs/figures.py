@@ -52,8 +52,7 @@ class CompiledJob:
         values = dict(builder.module.env)
         if builder.serving is not None:
             values |= builder.serving.values
-        compiles = _compiles_of(builder)
-        compiled = compiles.find(values, lambda: compiled_of(builder), figures=figures)
+        compiled = _compiles_of(builder).find(values, lambda: compiled_of(builder), figures=figures)
         builder.session.report(*compiled.diagnostics)
         again = partial(cls.of, options, figures=True)
         return cls(builder.model_name, compiled, values, again)

@@ -37,8 +37,7 @@ class PartSteps:
     def compiled(self, step: Step) -> LoweredJob:
         """A step of one class. Raises `DiagnosticError`."""
         (each,) = step.classes
-        asked = self._with(each, each.count * self.groups)
-        return LoweredJob.of(asked, Session(), figures=True)
+        return LoweredJob.of(self._with(each, each.count * self.groups), Session(), figures=True)
 
     def _with(self, each: SequenceClass, batch: int | None) -> JobOptions:
         """The options of a step of this class with `batch` sequences."""

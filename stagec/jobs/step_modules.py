@@ -118,8 +118,7 @@ class StepModules:
     @property
     def local_groups(self) -> int:
         """The number of groups of sequences on a rank."""
-        module = self.builder.module
-        return self.groups // evaluate(axis_size(self._axes), module.env)
+        return self.groups // evaluate(axis_size(self._axes), self.builder.module.env)
 
     @property
     def groups(self) -> int:

@@ -64,8 +64,7 @@ def check_targets(formats: Sequence[Format], output: Path, given: Mapping[str, A
             remedy="choose another -o",
         )
     for each in formats:
-        where = folder_of(each, formats, output)
-        check_target(where, force=given["force"], resume=given["resume"])
+        check_target(folder_of(each, formats, output), force=given["force"], resume=given["resume"])
 
 
 def write_formats(

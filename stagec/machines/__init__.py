@@ -50,8 +50,7 @@ def machine_names() -> tuple[str, ...]:
 
 def find_machine(name: str) -> Machine | None:
     """The machine with a name or alias, in upper or lower case, or None."""
-    wanted = name.lower()
-    return next((m for m in machines().values() if wanted in (m.name, *m.aliases)), None)
+    return next((m for m in machines().values() if name.lower() in (m.name, *m.aliases)), None)
 
 
 def read_machine(name: str, text: str, given: str | None = None) -> Machine:

@@ -78,8 +78,7 @@ class _Resolver:
             loose = [ArgSyntax(name, None, None) for name in syntax.operands]
             syntax.operands, syntax.region.args = [], [*loose, *syntax.region.args]
         symbol = syntax.symbol.text if syntax.symbol else None
-        operands = self._operands(syntax, scope)
-        op = Operation(definition, operands, loc=syntax.loc, symbol=symbol)
+        op = Operation(definition, self._operands(syntax, scope), loc=syntax.loc, symbol=symbol)
         places = self._params(op, syntax)
         if syntax.region is not None or definition.has(HasRegion):
             op.make_region()
@@ -172,8 +171,7 @@ class _Resolver:
             )
         region.returns = syntax.returns
         for arg in syntax.args:
-            value = region.add_arg(arg.name.text, arg.type, arg.name.loc)
-            self._define(value, arg.name.loc, scope)
+            self._define(region.add_arg(arg.name.text, arg.type, arg.name.loc), arg.name.loc, scope)
         for child in syntax.ops:
             region.append(self.op(child, scope))
 

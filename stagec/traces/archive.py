@@ -308,8 +308,7 @@ class Archive:
         """The program of a class as bytes."""
         if self.original is None:
             return self.stored(number)
-        layout = self.layout_of(number)
-        return self.format.encoder(self.program(number), layout, self.durations)
+        return self.format.encoder(self.program(number), self.layout_of(number), self.durations)
 
     def stored(self, number: int) -> StoredProgram:
         """The program of a class as it is in the file."""

@@ -302,8 +302,7 @@ class _Rank:
         self.rank, self.path = rank, recording.paths[rank]
         self._mesh, self._groups = recording.mesh, recording.groups
         self._axes: dict[str, GroupAxes] = {}
-        entry = recording.entries.get(rank, {})
-        self.program = self._program(entry)
+        self.program = self._program(recording.entries.get(rank, {}))
 
     @property
     def numbers(self) -> dict[GroupAxes, int]:

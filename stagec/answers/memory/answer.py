@@ -91,8 +91,7 @@ class MemoryPlan(Report):
     def page(self) -> str:
         """The memory of a rank of each stage and pod over the step, with the limit as a line."""
         builders = {pod: planned() for pod, planned in self.planned.items()}
-        job = DrawnJob.of(self.options, builders)
-        return memory_page(job, self.drawing, self.limit, self.room)
+        return memory_page(DrawnJob.of(self.options, builders), self.drawing, self.limit, self.room)
 
     def print(self, stream: TextIO) -> None:
         from stagec.output.analysis_table import print_footprint

@@ -92,8 +92,7 @@ def _servers(given: Mapping[str, Any]) -> int:
     show(answer, given)
     run = given["emit_run"]
     if run is not None and run.folder is not None and answer.best:
-        paths = answer.write_launch(run.folder)
-        log(f"wrote {', '.join(map(str, paths))}")
+        log(f"wrote {', '.join(map(str, answer.write_launch(run.folder)))}")
     if not answer.data["timed"]:
         raise error(
             "no worker of the space can be compiled and fits its device",

@@ -116,8 +116,7 @@ class Encoder(PatchedEncoder):
     ) -> None:
         super().__init__(format_, layout, program.groups)
         self._program = program
-        ranks = layout.groups.ranks
-        self._writer = TraceWriter(layout.mesh, ranks, durations, tensors, operands)
+        self._writer = TraceWriter(layout.mesh, layout.groups.ranks, durations, tensors, operands)
 
     def serialised(self, widths: Mapping[GroupAxes, int]) -> Variant:
         return _serialise(self._program, self._writer, widths)

@@ -241,8 +241,7 @@ class GoalSchedule:
 
     def binary(self) -> Iterator[bytes | memoryview]:
         """The table of ranks, and the operations of each."""
-        sizes = self._sizes()
-        yield binary_head(sizes, LOADS + 1)
+        yield binary_head(self._sizes(), LOADS + 1)
         for place, encoded in self._encoded(lambda e: binary_of(e.ops())):
             yield encoded.rank(place)
 
@@ -267,8 +266,7 @@ class GoalSchedule:
             for rank in members.tolist():
                 kind = self._kind(number, Place(layout, rank))
                 if kind not in known:
-                    counts = self._expander(kind).counts()
-                    known[kind] = binary_bytes(counts)
+                    known[kind] = binary_bytes(self._expander(kind).counts())
                 sizes[rank] = known[kind]
         return sizes.tolist()
 

@@ -82,8 +82,7 @@ GRAPHS = switch(
 
 def machine_options(text: str) -> tuple[CommandOption, CommandOption]:
     """`--machine` with the help of a command, and `--used-ranks`."""
-    kind = AnyText("machines")
-    return CommandOption("machine", kind, text, metavar="NAME|FILE"), USED_RANKS
+    return CommandOption("machine", AnyText("machines"), text, metavar="NAME|FILE"), USED_RANKS
 
 
 _RATE = Number(0, above=True)
