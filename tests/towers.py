@@ -356,6 +356,19 @@ TOWERS: Mapping[str, Keys] = {
         "vision_config": {**_VISION, "spatial_merge_size": 2},
         "projector_hidden_size": 16,
     },
+    "qwen3_asr": {
+        "thinker_config": {
+            "text_config": {**_LLAMA, "head_dim": 4},
+            "audio_config": {
+                "d_model": 8,
+                "encoder_layers": 2,
+                "encoder_ffn_dim": 16,
+                "num_mel_bins": 16,
+                "output_dim": 16,
+                "downsample_hidden_size": 4,
+            },
+        }
+    },
     "internvl_chat": {
         "llm_config": {**_LLAMA, "model_type": "qwen2"},
         "vision_config": {**_VISION, "model_type": "intern_vit_6b", "image_size": 6},
