@@ -54,6 +54,7 @@ def read_qwen3_asr(config: Config) -> ModelText:
     `thinker_config`."""
     inner = config.section("thinker_config")
     model = inner or config
+    model.inherit(config, "model_type")
     words = words_of(model)
     text = read_qwen3(words)
     words.skip("model_type", "rope_scaling")
