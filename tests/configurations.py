@@ -526,6 +526,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "prefix_dense_sliding_window_pattern": (1, 2),
         "rms_norm_eps": (1e-5, None),
     },
+    "minicpmv": {"version": (2.6, 4.0, 4.5)},
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},
     "laguna": {"gating": ("per-head", True), "moe_routed_scaling_factor": (2.5, 1.0)},

@@ -369,6 +369,12 @@ TOWERS: Mapping[str, Keys] = {
             },
         }
     },
+    "minicpmv": {
+        **_LLAMA,
+        "version": 2.6,
+        "query_num": 4,
+        "vision_config": {**_VISION, "model_type": "siglip"},
+    },
     "internvl_chat": {
         "llm_config": {**_LLAMA, "model_type": "qwen2"},
         "vision_config": {**_VISION, "model_type": "intern_vit_6b", "image_size": 6},

@@ -160,3 +160,8 @@ def test_layers_that_share_selected_keys_have_no_cache_of_an_indexer(tmp_path: P
         (stage,) = analyse(str(path), serve="decode", batch=1, context=8)["classes"]
         tokens, bf16 = 9, 2
         assert stage["memory"]["caches"] == (4 * (8 + 2) + indexers * 4) * tokens * bf16
+
+
+def test_a_version_of_minicpm_v_that_is_not_read_is_named() -> None:
+    with pytest.raises(DiagnosticError, match=r"'version' is 2.5, .*: expected 2.6, 4, 4.5"):
+        imported(small("minicpmv", version=2.5))
