@@ -347,6 +347,7 @@ TOWERS: Mapping[str, Keys] = {
     "minimax_m3_vl": {
         "text_config": {
             **_LLAMA,
+            "max_position_embeddings": 16,
             "head_dim": 4,
             "rotary_dim": 2,
             "num_local_experts": 4,
@@ -417,6 +418,7 @@ TOWERS: Mapping[str, Keys] = {
     "step3p7": {
         "text_config": {
             **_LLAMA,
+            "max_position_embeddings": 16,
             "head_dim": 4,
             "num_experts": 4,
             "num_experts_per_tok": 2,
