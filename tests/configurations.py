@@ -132,6 +132,14 @@ NEEDS: Mapping[str, Keys] = {
     "mellum": {**_EXPERTS, "head_dim": 8, "sliding_window": 6, "layer_types": _MIXED},
     "granite_swa": {"sliding_window": 6, "layer_rope_theta": [0, 100, 100, 50]},
     "iquestcoder": {"head_dim": 8},
+    "kolibri1": {
+        **_EXPERTS,
+        "intermediate_size": None,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "shared_expert_intermediate_size": 8,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    },
     "lfm3": {"head_dim": 8, "sliding_window": 6, "conv_L_cache": 3},
     "bailing_hybrid": {
         **{k: v for k, v in _LATENT.items() if k not in ("n_routed_experts", "q_lora_rank")},
@@ -518,6 +526,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "prefix_dense_sliding_window_pattern": (1, 2),
         "rms_norm_eps": (1e-5, None),
     },
+    "minicpmv": {"version": (2.6, 4.0, 4.5)},
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},
     "laguna": {"gating": ("per-head", True), "moe_routed_scaling_factor": (2.5, 1.0)},

@@ -347,6 +347,7 @@ TOWERS: Mapping[str, Keys] = {
     "minimax_m3_vl": {
         "text_config": {
             **_LLAMA,
+            "max_position_embeddings": 16,
             "head_dim": 4,
             "rotary_dim": 2,
             "num_local_experts": 4,
@@ -355,6 +356,25 @@ TOWERS: Mapping[str, Keys] = {
         },
         "vision_config": {**_VISION, "spatial_merge_size": 2},
         "projector_hidden_size": 16,
+    },
+    "qwen3_asr": {
+        "thinker_config": {
+            "text_config": {**_LLAMA, "head_dim": 4},
+            "audio_config": {
+                "d_model": 8,
+                "encoder_layers": 2,
+                "encoder_ffn_dim": 16,
+                "num_mel_bins": 16,
+                "output_dim": 16,
+                "downsample_hidden_size": 4,
+            },
+        }
+    },
+    "minicpmv": {
+        **_LLAMA,
+        "version": 2.6,
+        "query_num": 4,
+        "vision_config": {**_VISION, "model_type": "siglip"},
     },
     "internvl_chat": {
         "llm_config": {**_LLAMA, "model_type": "qwen2"},
@@ -398,6 +418,7 @@ TOWERS: Mapping[str, Keys] = {
     "step3p7": {
         "text_config": {
             **_LLAMA,
+            "max_position_embeddings": 16,
             "head_dim": 4,
             "num_experts": 4,
             "num_experts_per_tok": 2,

@@ -7,8 +7,9 @@ the configuration on the meta device, each shared one counted once; `flops` are 
 `FlopCounterMode` of PyTorch 2.15.0 (2.13.0 for models of 2026) counts of its forward pass at B = 1,
 S = 512, with eager attention (of Gemma 3n with dense layers only, which have the same products).
 Some values are recalled from the releases; both sides have the same ones. `tower` are the FLOPs of
-`get_image_features` of one image of the size that the configuration states. Of `qwen-7b` and
-`llama-nemotron-super-49b`, which the reference does not have, it is the count of the release.
+`get_image_features` of one image of the size that the configuration states. Of `qwen-7b`, `llama-
+nemotron-super-49b` and `minicpm-v-2.6`, which the reference does not have, it is the count of the
+release.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from stagec.ir_spec.phases import Phase
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import Source
 from tests.configurations import small
-from tests.support import parse, run_passes
+from tests.support import analyse, parse, run_passes
 
 
 def imported(config: dict[str, Any]) -> ModelText:
@@ -149,3 +150,18 @@ def test_the_first_layer_selects_its_keys() -> None:
     by_word = imported(small("glm_moe_dsa", index_topk_pattern="FSSF"))
     assert by_list.text() == by_word.text()
     assert "@mla[indexed = given]" in by_list.text()
+
+
+def test_layers_that_share_selected_keys_have_no_cache_of_an_indexer(tmp_path: Path) -> None:
+    """A latent of 8 and 2 rotated elements in each of four layers, a key of 4 in each indexer."""
+    for types, indexers in ((["full"] * 4, 4), (["full", "shared", "shared", "full"], 2)):
+        path = tmp_path / f"{indexers}.json"
+        path.write_text(json.dumps(small("glm_moe_dsa", indexer_types=types)))
+        (stage,) = analyse(str(path), serve="decode", batch=1, context=8)["classes"]
+        tokens, bf16 = 9, 2
+        assert stage["memory"]["caches"] == (4 * (8 + 2) + indexers * 4) * tokens * bf16
+
+
+def test_a_version_of_minicpm_v_that_is_not_read_is_named() -> None:
+    with pytest.raises(DiagnosticError, match=r"'version' is 2.5, .*: expected 2.6, 4, 4.5"):
+        imported(small("minicpmv", version=2.5))

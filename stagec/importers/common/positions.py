@@ -18,7 +18,7 @@ _UNREAD = """
     factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast beta_slow
     mscale mscale_all_dim attention_factor attn_factor long_factor short_factor long_mscale
     short_mscale rope_theta partial_rotary_factor truncate finetuned extrapolation_factor alpha
-    type rope_type mrope_section mrope_interleaved
+    type rope_type mrope_section mrope_interleaved interleaved
     max_position_embeddings llama_4_scaling_beta
 """
 _PRECISION = 10**6

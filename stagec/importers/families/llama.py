@@ -49,6 +49,8 @@ def read_qwen(config: Config) -> ModelText:
         raise config.wrong("intermediate_size", "an even number")
     model.text.replace("F", model.inner // 2, "half of intermediate_size")
     config.only("no_bias", True)
+    config.fixed(activation="swiglu", pos_emb="rotary")
+    config.skip("bias_dropout_fusion", "params_dtype", "tokenizer_type")
     config.skip("fp16", "bf16", "fp32", "onnx_safe", "use_cache_quantization", "use_cache_kernel")
     config.skip("use_dynamic_ntk", "use_logn_attn", "softmax_in_fp32", "seq_length")
     mixer = Attention("H", qkv_bias=True, rope=model.rope())

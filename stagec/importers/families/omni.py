@@ -5,10 +5,11 @@ thinker is read.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from stagec.importers.common.idle import Idle
+from stagec.importers.common.idle import Idle, words_of
 from stagec.importers.common.sizes import read_size
-from stagec.importers.families.llama import read_qwen2
+from stagec.importers.families.llama import read_qwen2, read_qwen3
 from stagec.importers.families.mixture import read_qwen3_moe
 from stagec.importers.families.multimodal import qwen2_5_tower, qwen3_tower, words_and_tower
 from stagec.importers.family import reads
@@ -47,6 +48,29 @@ def read_qwen3_omni(config: Config) -> ModelText:
     return _thinker(config, read_qwen3_moe, qwen3_tower, _sounds)
 
 
+@reads("Qwen3-ASR", "qwen3_asr", features="Qwen3; encoder of sounds of Qwen3-Omni")
+def read_qwen3_asr(config: Config) -> ModelText:
+    """Qwen3-ASR: Qwen3 with the encoder of sounds of Qwen3-Omni. Releases have the model in
+    `thinker_config`."""
+    inner = config.section("thinker_config")
+    model = inner or config
+    model.inherit(config, "model_type")
+    words = words_of(model)
+    text = read_qwen3(words)
+    words.skip("model_type", "rope_scaling")
+    words.finish()
+    idle = Idle(text)
+    sound = model.section("audio_config")
+    if sound is not None:
+        _sounds(sound, idle)
+        sound.finish()
+    model.skip("timestamp_token_id", "token_classification_bias", *_THINKER.split())
+    config.skip("support_languages")
+    if inner is not None:
+        inner.finish()
+    return replace(idle.beside("sounds"), name="qwen3_asr")
+
+
 def _thinker(
     config: Config,
     read: Callable[[Config], ModelText],
@@ -82,7 +106,7 @@ def _sizes(sound: Config, idle: Idle) -> None:
     read_size(sound, text, "O_a", "output_dim", default=3584)
     sound.skip("encoder_attention_heads", "activation_function", "scale_embedding")
     sound.skip("max_source_positions", "n_window", "n_window_infer", "conv_chunksize")
-    sound.skip("num_hidden_layers")
+    sound.skip("num_hidden_layers", "max_position_embeddings")
 
 
 def _layers(idle: Idle, *, key_bias: bool) -> None:

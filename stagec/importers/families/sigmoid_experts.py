@@ -29,6 +29,27 @@ def read_exaone_moe(config: Config) -> ModelText:
     return _sparse(model, mixers, count=64, top=8, inner=1024, dense=1, scale=Fraction("2.5"))
 
 
+@reads("Kolibri", "kolibri1", features="K-EXAONE's attention, norms before and behind")
+def read_kolibri(config: Config) -> ModelText:
+    """Kolibri (Aleph Alpha): windows 4:1, the others without positions; experts by sigmoids beside
+    a shared one in every layer, norms before and after the blocks."""
+    model = DecoderModel(config, Sizes(2560, -1, 50, 48, 128000, 262144, groups=4, dim=128))
+    local = model.windows([(i + 1) % 5 != 0 for i in range(model.count)])
+    rotary = Attention(qk_norm=RMS, rope=model.rope())
+    size = config.size("sliding_window", default=513, most=1 << 30)
+    model.text.symbol("W", size, "sliding_window")
+    windowed = replace(rotary, mask="causal, window = W")
+    still = replace(rotary, rope=None)
+    mixers: list[Named] = [("local", windowed) if each else ("global", still) for each in local]
+    mixture = model.experts(count=384, top=6, inner=512)
+    normalize = ["normalize"] if model.flag("norm_topk_prob") else []
+    model.size("F_shared", "shared_expert_intermediate_size", default=512)
+    shared = FeedForward(mixture.activation)
+    route = ("scores = sigmoid", *normalize, "wide_logits")
+    mixture = replace(mixture, route=route, choice_bias="state", shared=shared)
+    return model.stack(mixers, mixture, post=RMS)
+
+
 @reads("Solar Open", "solar_open", features="sigmoid routing, shared")
 def read_solar_open(config: Config) -> ModelText:
     """Solar Open (arXiv 2601.07022): GLM-4.5's experts in every layer, all of a head rotated."""
