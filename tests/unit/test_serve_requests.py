@@ -708,3 +708,16 @@ def test_a_rate_beyond_the_server_is_remarked() -> None:
     assert "requests pile up" in run("--rate", "1000", *slow).err
     assert "pile up" not in run("--rate", "2", *slow).err
     assert "pile up" not in run("--concurrency", "50", *slow).err
+
+
+def test_a_warm_up_is_served_and_not_measured() -> None:
+    """What remains are the times of the other requests, of the same run."""
+    load = (*LENGTHS, "--rate", "50", "--count", "60", "--ttft", "20ms")
+    whole, late = answer(*load), answer(*load, "--warmup", "40")
+    assert (whole["measured"], late["measured"], late["served"]) == (60, 20, 60)
+    for name in ("seconds", "output_tokens", "pools"):
+        assert late[name] == whole[name]
+    assert late["times"] != whole["times"]
+    none = run(*load, "--warmup", "60")
+    assert none.code == 1
+    assert "--warmup 60 leaves none of the 60 requests" in none.err
