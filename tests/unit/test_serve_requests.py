@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 
 import stagec as library
+from stagec.answers.requests.backlog import backlog_text
 from stagec.jobs.request.options import job_options
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
 from stagec.jobs.step_surface import ApartSteps, ExactSteps, StepSurface, grid
 from stagec.serving.arrivals import Conversations, renewal
-from stagec.serving.requests import read_requests, turns
+from stagec.serving.requests import Request, read_requests, turns
+from stagec.serving.served import ServedRequest
 from stagec.serving.step import Step, mean_chunk, parse_step
 from stagec.serving.step_times import SECOND
 from tests.support import Outcome, assert_schema, stagec
@@ -676,3 +679,45 @@ def test_tiers_are_of_the_pod_that_computes_prompts() -> None:
     computed = {p["computed"] + p["hits"] - p["lost"] for p in (prefill, without)}
     assert len(computed) == 1
     assert prefill["computed"] < without["computed"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_pile_up_are_remarked(seed: int) -> None:
+    """One server that takes a second for each request. It keeps up with 0.8 per second, and not
+    with 1.25, of which a fifth is left in the second half as in the first."""
+    source = random.Random(seed)
+
+    def text(gap: float) -> str:
+        at, free, jobs = 0.0, 0.0, list[ServedRequest]()
+        for number in range(1000):
+            at += source.expovariate(1 / gap)
+            free = max(free, at) + 1
+            begins, ends = round(at * SECOND), round(free * SECOND)
+            jobs.append(ServedRequest(Request(0, 1, 1), number, arrival=begins, last=ends))
+        return backlog_text(jobs, jobs[-1].arrival)
+
+    assert text(1.25) == ""
+    arrive, end = map(float, re.findall(r"([\d.]+) (?:arrive|end)", text(0.8)))
+    assert arrive == pytest.approx(1.25, rel=0.15)
+    assert end == pytest.approx(1, rel=0.05)
+    assert backlog_text([ServedRequest(Request(0, 1, 1), 1, arrival=0, last=5)], 0) == ""
+
+
+def test_a_rate_beyond_the_server_is_remarked() -> None:
+    slow = (*LENGTHS, "--max-batch", "1", "--count", "200")
+    assert "requests pile up" in run("--rate", "1000", *slow).err
+    assert "pile up" not in run("--rate", "2", *slow).err
+    assert "pile up" not in run("--concurrency", "50", *slow).err
+
+
+def test_a_warm_up_is_served_and_not_measured() -> None:
+    """What remains are the times of the other requests, of the same run."""
+    load = (*LENGTHS, "--rate", "50", "--count", "60", "--ttft", "20ms")
+    whole, late = answer(*load), answer(*load, "--warmup", "40")
+    assert (whole["measured"], late["measured"], late["served"]) == (60, 20, 60)
+    for name in ("seconds", "output_tokens", "pools"):
+        assert late[name] == whole[name]
+    assert late["times"] != whole["times"]
+    none = run(*load, "--warmup", "60")
+    assert none.code == 1
+    assert "--warmup 60 leaves none of the 60 requests" in none.err

@@ -18,6 +18,7 @@ from stagec.serving.latency import PERCENTILES, SecondsSpread, latencies
 from stagec.serving.served import ServedRequest
 from stagec.serving.simulate import Simulation
 from stagec.serving.step_times import SECOND
+from stagec.support.diagnostics import error
 from stagec.support.words import counted
 
 if TYPE_CHECKING:
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from stagec.serving.requests import Request
 
 SCHEMA = 1
+
+#: The columns of the table of replicas.
+POOL_HEADS = (
+    *("", "number", "ranks each", "busy", "running", "waiting", "cache", "steps"),
+    *("preempted", "prefix hits"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,8 @@ class LoadMoment:
 class RequestsAnswer(Report):
     """A server over time. `spreads` has the seconds of served requests: `ttft` from arrival to the
     first token, `tpot` between tokens (the mean of each request), and `latency` to the last token.
-    `good` is the number of requests within the limits, and `pools` has the replicas by their role.
+    They are of the `measured` requests that follow those of the warm-up, `good` of which are within
+    the limits. `pools` has the replicas by their role.
     `costed_by`, which JSON calls `found`, counts the kernels and collectives of all evaluated
     steps by the source of their times; it is empty without measurements. `rollouts` are
     those that follow each other, if there are any. `command` is the command line."""
@@ -102,6 +110,7 @@ class RequestsAnswer(Report):
     route: str
     requests: int
     served: int
+    measured: int
     seconds: float
     prompt_tokens: int
     output_tokens: int
@@ -136,6 +145,11 @@ class RequestsAnswer(Report):
         return sum(pool.held * pool.ranks for pool in self.pools.values())
 
     @property
+    def good_rate(self) -> float:
+        """Requests per second within the limits, if those of the warm-up are as good as others."""
+        return (self.good or 0) / max(1, self.measured) * self.served / self.seconds
+
+    @property
     def rank_seconds(self) -> float:
         """The rank-seconds that replicas occupy."""
         return sum(pool.replica_seconds * pool.ranks for pool in self.pools.values())
@@ -151,15 +165,24 @@ class RequestsAnswer(Report):
     def as_json(self) -> dict[str, Any]:
         goodput = None
         if self.good is not None:
-            rate = self.good / self.seconds
             goodput = {
                 "limits": dict(self.limits),
-                "share": self.good / max(1, self.served),
-                "requests_per_second": rate,
-                "per_rank": rate / self.held_ranks,
+                "share": self.good / max(1, self.measured),
+                "requests_per_second": self.good_rate,
+                "per_rank": self.good_rate / self.held_ranks,
             }
         named = (
-            *("model", "machine", "stack", "load", "route", "ranks", "requests", "served"),
+            *(
+                "model",
+                "machine",
+                "stack",
+                "load",
+                "route",
+                "ranks",
+                "requests",
+                "served",
+                "measured",
+            ),
             *("seconds", "prompt_tokens", "output_tokens", "kept_tokens"),
         )
         return {
@@ -210,7 +233,7 @@ class RequestsAnswer(Report):
         out.print(spreads_table({TITLES[n]: s.as_json() for n, s in self.spreads.items()}))
         for line in self.lines():
             out.print(line)
-        out.print(self.pool_table())
+        out.print(table("Replicas", *POOL_HEADS, rows=self.pool_cells()))
         if self.rollouts is not None:
             out.print(table("Rollouts", *ROLLOUT_HEADS, rows=self.rollouts.cells()))
 
@@ -228,12 +251,14 @@ class RequestsAnswer(Report):
         ]
         if self.kept_tokens:
             lines.append(f"Requests that are not done have {self.kept_tokens:,} tokens")
+        if self.measured < self.served:
+            lines.append(f"Times are of the {self.measured:,} requests behind the warm-up")
         if self.good is not None:
             limits = ", ".join(f"{TITLES[n]} {seconds_text(v)}" for n, v in self.limits.items())
             lines.append(
-                f"Within {limits}: {self.good:,} of them ({self.good / max(1, self.served):.1%}), "
-                f"{self.good / self.seconds:,.4g} requests/s, "
-                f"{self.good / self.seconds / self.held_ranks:,.4g} per rank"
+                f"Within {limits}: {self.good:,} of them "
+                f"({self.good / max(1, self.measured):.1%}), {self.good_rate:,.4g} requests/s, "
+                f"{self.good_rate / self.held_ranks:,.4g} per rank"
             )
         lines += filter(None, (self._changes(name) for name in self.pools))
         lines += filter(None, map(_loaded_text, self.pools.values()))
@@ -279,23 +304,18 @@ class RequestsAnswer(Report):
             f"{pool.lost:,} cached tokens were lost"
         )
 
-    def pool_table(self) -> Any:
-        """A row for each kind of replicas."""
-        rows = (
-            (
+    def pool_cells(self) -> list[list[str]]:
+        """A row of `POOL_HEADS` for each kind of replicas."""
+        return [
+            [
                 name,
                 *(f"{p.replicas:,}", f"{p.ranks:,}", f"{p.busy:.1%}"),
                 *(f"{p.running:,.1f}", f"{p.waiting:,.1f}"),
                 "no bound" if p.cache is None else f"{p.cache:.1%} of {(p.blocks or 0):,} blocks",
                 *(f"{p.steps:,}", f"{p.preempted:,}", f"{p.hits:,}"),
-            )
+            ]
             for name, p in self.pools.items()
-        )
-        heads = (
-            *("", "number", "ranks each", "busy", "running", "waiting", "cache", "steps"),
-            *("preempted", "prefix hits"),
-        )
-        return table("Replicas", *heads, rows=rows)
+        ]
 
 
 def _loaded_text(pool: PoolFigures) -> str:
@@ -319,6 +339,12 @@ def answer_of(
     """The answer of a completed simulation. `outside` is the host time of a request outside of its
     steps, in seconds: it delays the tokens of the request and its next turn, but no step."""
     done, end = run.done, max(1, run.end)
+    measured = [job for job in done if job.number > given["warmup"]]
+    if done and not measured:
+        raise error(
+            f"--warmup {given['warmup']:,} leaves none of the {len(done):,} requests",
+            remedy="give a smaller number, or more requests (--count)",
+        )
     limits = {n: given[n] for n in ("ttft", "tpot") if given[n] is not None}
     names = {PREFILL: "prefill", DECODE: "decode" if len(pools) > 1 else "server"}
     costs = {id(p.costs): p.costs for p in pools.values()}.values()
@@ -333,14 +359,15 @@ def answer_of(
         route=given["route"],
         requests=len(requests),
         served=len(done),
+        measured=len(measured),
         seconds=end / SECOND,
         prompt_tokens=sum(j.request.prompt for j in done),
         output_tokens=sum(j.request.output for j in done),
         kept_tokens=run.kept_tokens(),
         ranks=sum(p.ranks * len(p.replicas) for p in pools.values()),
-        spreads=latencies(done, outside),
+        spreads=latencies(measured, outside),
         limits=limits,
-        good=sum(_is_good(j, limits, outside) for j in done) if limits else None,
+        good=sum(_is_good(j, limits, outside) for j in measured) if limits else None,
         pools={names[n]: _figures(p, run) for n, p in pools.items()},
         moments={names[n]: _moments(p, run) for n, p in pools.items()},
         ends=[j.last / SECOND + outside for j in done],

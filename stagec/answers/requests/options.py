@@ -177,6 +177,13 @@ OVER_TIME = (
         "With --lora: adapters that requests name at random; those beyond --max-loras are loaded "
         "from the host.",
     ),
+    rare_option(
+        "warmup",
+        Whole(0, MAX_REQUESTS),
+        "Leave the first N requests out of times and limits; they are served (default: 0).",
+        0,
+        metavar="N",
+    ),
     rare_option("seed", Whole(0), "Seed of random numbers (default: 0).", 0),
     CommandOption(
         "route",

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from stagec.answers.requests.answer import POOL_HEADS, RequestsAnswer
 from stagec.answers.requests.rollouts import ROLLOUT_HEADS
 from stagec.answers.time.table import TITLES, seconds_text
 from stagec.output.page import TableRow, command, figures, page, paragraphs, table
 from stagec.output.plot import Plot, PlotAxis, PlotPoint
 from stagec.serving.latency import PERCENTILES
-
-if TYPE_CHECKING:
-    from stagec.answers.requests.answer import RequestsAnswer
 
 #: Points of a distribution.
 _POINTS = 100
@@ -32,6 +29,8 @@ def requests_page(answer: RequestsAnswer) -> str:
         )
     ]
     body = [command(answer.command), *paragraphs([answer.load]), figures(drawn), table(heads, rows)]
+    pools = answer.pool_cells()
+    body.append(table(["replicas", *POOL_HEADS[1:]], [TableRow(cells, cells) for cells in pools]))
     if (rollouts := answer.rollouts) is not None:
         texts = [list(cells) for cells in rollouts.cells()]
         body.append(table(list(ROLLOUT_HEADS), [TableRow(cells, cells) for cells in texts]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stagec.analysis.serving_rates import step_pace
 from stagec.answers.requests.answer import RequestsAnswer, answer_of
+from stagec.answers.requests.backlog import backlog_text
 from stagec.answers.requests.fleet_options import failures, plan_of, replicas_of, scaling_of
 from stagec.answers.requests.options import given_requests, prefix_block_of, rollouts_of
 from stagec.answers.requests.tiers import all_bytes, tiers_below, token_bytes
@@ -34,7 +35,7 @@ from stagec.serving.policy import ServerLimits
 from stagec.serving.replica import Replica
 from stagec.serving.requests import Request, turns
 from stagec.serving.routing import ROUTERS
-from stagec.serving.simulate import Simulation
+from stagec.serving.simulate import NANOSECOND, Simulation
 from stagec.serving.step import SequenceClass, Step, step_of
 from stagec.serving.step_times import SECOND
 from stagec.sharding.strategy import read_strategy
@@ -87,6 +88,9 @@ def serve_requests(
         except KeyboardInterrupt:
             session.log(f"interrupted with {len(run.done):,} of {len(every):,} requests served")
             raise
+        if given["concurrency"] is None and run.rollouts is None and run.done:
+            last = max(request.arrival for request in run.requests) * NANOSECOND
+            session.remark(*filter(None, [backlog_text(run.done, last)]))
         answer = answer_of(timer.machine, given, every, run, server.pools, server.outside)
         return replace(answer, costed_by=timer.measured_counts(session))
 
