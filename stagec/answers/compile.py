@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +173,7 @@ def _compile_step(options: JobOptions, given: Mapping[str, Any], session: Sessio
     for pod in pods.builders if events else ():
         looks[pod].events.needed("--memory-events")
     session.report(*_without_graphs(given, formats, pods))
+    session.remark(*(() if given["quiet"] else _without_hosts(pods)))
     each = {pod: analysis(module, pods.titles[pod]) for pod, module in pods.modules.items()}
     if durations is not None and given["machine"] is not None:
         for pod, counts in each.items():
@@ -234,6 +236,19 @@ def _without_graphs(
 
         software = (Software.of(module) for module in pods.modules.values())
         yield from written_without_graphs(formats, software)
+
+
+def _without_hosts(pods: Pods) -> Iterator[str]:
+    """A remark on the time of hosts behind a step, which no node has."""
+    from stagec.answers.time.table import seconds_text
+    from stagec.time.costs.software import Software
+
+    each = (Software.of(module).waiting_seconds(inf) for module in pods.modules.values())
+    if longest := max(each):
+        yield (
+            f"files end with the last node of a step: they do not have the {seconds_text(longest)} "
+            "for which devices then wait for hosts, and which 'stagec time' counts"
+        )
 
 
 def _refuse_steps(given: Mapping[str, Any]) -> None:

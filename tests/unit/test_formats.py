@@ -395,3 +395,17 @@ def test_the_page_of_consumers_has_a_row_for_each_format() -> None:
     rows = re.findall(r"^\| (`[^|]*?) \|", page, re.M)
     named = {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
     assert set(BUILTIN) <= named
+
+
+@pytest.mark.parametrize(
+    ("flags", "remark"),
+    [
+        ("--host-between 40ms", "they do not have the 40.00 ms"),
+        ("--serve decode --batch 2 --context 8 --host-step 1ms", "they do not have the 1.00 ms"),
+        ("--offload optimizer --offload-update host", "chakra: that updates run in host memory"),
+    ],
+)
+def test_time_of_hosts_that_files_lack_is_said(flags: str, remark: str, tmp_path: Path) -> None:
+    job = ("compile", "llama3-8b", "--set", "L=1", "-o", tmp_path / "job")
+    assert remark not in stagec(*job).err
+    assert remark in stagec(*job, *flags.split(), "--force").err

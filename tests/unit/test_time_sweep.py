@@ -243,6 +243,17 @@ def test_mistakes_are_reported(more: list[str], expected: str) -> None:
     assert (ran.code, expected in ran.err, "\n  help: " in ran.err) == (1, True, True), ran.err
 
 
+def test_steps_of_serving_are_swept_by_what_they_have() -> None:
+    """Each row is the step of its own command."""
+    step = ("time", LLAMA, "--set", "L=2", "--serve", "decode", "--machine", "h100", "--json")
+    ran = stagec(*step, "--sweep", "batch=2..4", "--sweep", "context=8,64")
+    rows = [(r["configuration"], r["time"]["step_seconds"]) for r in json.loads(ran.out)]
+    assert len(rows) == 4
+    for chosen, seconds in rows:
+        own = ("--batch", f"{chosen['batch']}", "--context", f"{chosen['context']}", "--no-levers")
+        assert json.loads(stagec(*step, *own).out)["step_seconds"] == seconds
+
+
 def test_only_times_have_a_machine_to_sweep() -> None:
     ran = stagec("analyze", LLAMA, "--sweep", "machine=h100")
     assert (ran.code, "'machine' is neither a flag nor a symbol" in ran.err) == (2, True)

@@ -14,6 +14,7 @@ from stagec.jobs.request.job_file import key_place
 from stagec.jobs.request.machine import machine_of, with_used
 from stagec.jobs.request.option import AnyText, Kind, SizesType, Switch, Whole, text_of, values_in
 from stagec.jobs.request.ranges import RULE, doubled_texts, is_range
+from stagec.jobs.request.serving_flags import CACHES, STEP
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.limits import MAX_BYTES
@@ -25,8 +26,10 @@ from stagec.support.toml_text import toml_tables
 if TYPE_CHECKING:
     from stagec.machines import Machine
 
+#: The options of a step of serving that can be swept: all but `step`, whose values have commas.
+_OF_STEPS = {name: option.kind for name, option in {**STEP, **CACHES}.items() if name != "step"}
 #: The options that can be swept, in addition to symbols.
-NAMES = (*OF_ONE_MESH, "preset", "ranks")
+NAMES = (*OF_ONE_MESH, *_OF_STEPS, "preset", "ranks")
 _MACHINE = "machine."
 _FACTOR = re.compile(r"x([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 #: The title of a column of named configurations.
@@ -158,7 +161,7 @@ class _Machine(Kind["Machine"]):
 def _types(timed: bool) -> dict[str, Kind[Any]]:
     """The types of the values of everything that can be swept."""
     types: dict[str, Kind[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
-    types |= {"preset": AnyText(), "ranks": Whole(1)}
+    types |= {**_OF_STEPS, "preset": AnyText(), "ranks": Whole(1)}
     return types | ({"machine": _Machine(), "overlap": Switch()} if timed else {})
 
 

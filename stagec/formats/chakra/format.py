@@ -10,6 +10,7 @@ from stagec.formats.chakra.encode import Encoder, fixed_varint
 from stagec.formats.chakra.limits import exceeded_limits
 from stagec.formats.chakra.nodes import varint
 from stagec.formats.chakra.tensors import tensors_of
+from stagec.ir.kernel import ON_HOST
 from stagec.program.groups import Groups
 from stagec.program.nodes import Program
 from stagec.support.diagnostics import error
@@ -48,12 +49,17 @@ class ChakraFormat(Format):
             )
 
     def drops(self, program: Program, layout: Layout) -> Sequence[str]:
+        losses: list[str] = []
+        if any(kernel.form == ON_HOST for node in program.prototypes for kernel in node.kernels):
+            losses.append("that updates run in host memory: they are computations of the device")
         if not self.tensor_names or program.events is None:
-            return ()
+            return losses
         more = tensors_of(program).peak - program.events.peak
-        if not more:
-            return ()
-        return [f"memory that is held by one node only: tensors peak {more:,} bytes higher"]
+        if more:
+            losses.append(
+                f"memory that is held by one node only: tensors peak {more:,} bytes higher"
+            )
+        return losses
 
     def peer(self, rank: int, ranks: int) -> bytes:
         return fixed_varint(rank, len(varint(ranks - 1)))
