@@ -75,10 +75,12 @@ def _completely(size: Expr, axes: Axes, facts: Facts) -> int | None:
 
 
 def handed_on(op: Operation, rule: Rule, deferred: Axes) -> dict[int, Axes]:
-    """Deferred axes over which exactly one operand is a partial sum that the op passes on."""
+    """Deferred axes over which exactly one operand is a partial sum that the op passes on. One that
+    is also partial over other axes is reduced over all of them at once."""
     parts = {i: op.operands[i].tensor.partial for i in rule.each}
     sums = {i: p.axes for i, p in parts.items() if p is not None and p.kind == "sum"}
-    counts = [a for axes in sums.values() for a in axes if a in deferred]
+    sums = {i: axes for i, axes in sums.items() if set(deferred).issuperset(axes)}
+    counts = [a for axes in sums.values() for a in axes]
     return {i: tuple(a for a in axes if counts.count(a) == 1) for i, axes in sums.items()}
 
 

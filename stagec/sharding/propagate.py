@@ -412,8 +412,9 @@ class Propagation:
         """Axes over which all linear operands are unreduced: the op passes the partial sums on and
         is not split over these axes."""
         if node.rule.each and self._deferred:
-            alone = [a for i in node.rule.each for a in self._unreduced(node.op.operands[i])]
-            return frozenset(a for a in alone if a in self._deferred and alone.count(a) == 1)
+            parts = [self._unreduced(node.op.operands[i]) for i in node.rule.each]
+            alone = [a for axes in parts if axes.issubset(self._deferred) for a in axes]
+            return frozenset(a for a in alone if alone.count(a) == 1)
         if not node.rule.linear:
             return frozenset()
         parts = [self._unreduced(node.op.operands[i]) for i in node.rule.linear]
