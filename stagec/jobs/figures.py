@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures, MemoryFigures
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
+from stagec.ir.core import Operation
 from stagec.jobs.builder import JobBuilder, count_copies
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import Machine
-from stagec.text.printer import print_op
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import Issued
 
@@ -112,7 +112,7 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     if serving is not None and options.pipeline is None:
         same = serving.structure  # equal for steps that differ in sizes alone
     texts = tuple(source.text for source in module.sources.values())
-    stated = tuple(print_op(op) for op in (*module.ops("stg.assume"), *module.ops("stg.strategy")))
+    stated = tuple(map(_form, (*module.ops("stg.assume"), *module.ops("stg.strategy"))))
     axes = module.mesh.axes if module.mesh else ()
     key = texts, stated, axes, same, options.plugin, options.check_numerics
     compiles = _structures.pop(key, None) or Compiles()
@@ -124,6 +124,12 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
         _structures.pop(next(k for k, each in _structures.items() if each.nodes >= mean))
     _structures[key] = compiles
     return compiles
+
+
+def _form(op: Operation) -> Hashable:
+    """What a statement says, with those inside it."""
+    inside = tuple(map(_form, op.region.ops)) if op.region is not None else ()
+    return op.name, op.symbol, tuple(op.attrs.items()), inside
 
 
 def _is_full(kept: Collection[Compiles]) -> bool:

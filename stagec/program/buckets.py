@@ -14,7 +14,7 @@ With layers of (%a: 10, %b: 30 bytes), completed in this order, and buckets of 2
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 
 import numpy as np
 
@@ -210,6 +210,22 @@ def bucket_sizes(
             times, layers = evaluate(run.times, env), evaluate(run.count, env)
             given += [sizes[i] // layers for i in run.parts] * times
         yield list(filled(given, full))
+
+
+def contents(
+    op: Operation, ready: Sequence[Sequence[GradientRun]], env: Env
+) -> list[tuple[tuple[Expr, Expr], ...]]:
+    """For each bucket of a reduction its gradients: the bytes of each in all layers, and the number
+    of layers. Buckets with equal contents have equal sizes, as long as `Filled` is the same."""
+    parts = op.exprs("parts")
+    buckets: list[tuple[tuple[Expr, Expr], ...]] = []
+    for runs, counts in zip(ready, Filled(op, ready)(env), strict=True):
+        given: list[tuple[Expr, Expr]] = []
+        for run in runs:
+            given += [(parts[i], run.count) for i in run.parts] * evaluate(run.times, env)
+        gradients = iter(given)
+        buckets += [tuple(islice(gradients, count)) for count in counts]
+    return buckets
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,12 +222,14 @@ class Resizable:
         return place
 
 
-def what_it_does(node: Node) -> Hashable:
+def what_it_does(node: Node, contents: Callable[[Operation], Sequence[Hashable]]) -> Hashable:
     """A key that is equal for nodes with equal work for all values of symbols: their numbers as
-    expressions, and the group or peer."""
+    expressions, and the group or peer. `contents` gives those of the buckets of a reduction."""
     op = node.op
-    if op is None or node.bucket:
-        return op or node, node.index
+    if op is None:
+        return node
+    if node.bucket:
+        return node.kind, contents(op)[node.index], node.group, node.blocking
     values = [op.attrs.get(name) for name in (*_NUMBERS, *_DEALT)]
     if node.is_computation:
         about = _about(op)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 
+from stagec.ir.core import Operation
 from stagec.ir.module import Module
-from stagec.ir.queries import Queries, TrackedValues
+from stagec.ir.queries import Queries, TrackedValues, plain
 from stagec.ir_spec.strategy.hosts import NEVER
 from stagec.machines import Level, Machine
+from stagec.program.buckets import contents, readiness
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Node, Program
@@ -76,12 +78,13 @@ class _Programs:
         for each, program in zip(self.classes, self.programs, strict=True):
             inner = tuple(each.inner.items())
             where = each.name if self.by_layers else inner
+            inside = cache(partial(_contents, plain(each.env)))
             numbers: list[int] = []
             for node in program.prototypes:
                 run = where, node.op or node, node.by, node.index
                 number = runs.get(run)
                 if number is None:
-                    key = (where, node.op) if self.by_layers else inner, what_it_does(node)
+                    key = (where, node.op) if self.by_layers else inner, what_it_does(node, inside)
                     number = runs[run] = known.setdefault(key, len(known))
                     if number == len(self.samples):
                         self.samples.append(node)
@@ -155,6 +158,11 @@ class _Programs:
             times = ClockedStep(graph, host_costs(graph, [spent] * len(graph.classes)))
             self._hosts = (spent, graph), times
         return self._hosts[1]
+
+
+def _contents(values: Mapping[str, int], op: Operation) -> Sequence[Hashable]:
+    """The contents of the buckets of a reduction."""
+    return contents(op, readiness(op), values)
 
 
 def host_costs(graph: StepGraph, spent: Sequence[HostTimes]) -> NodeCosts:
@@ -254,6 +262,7 @@ class Issued:
         computations = table.prepare(self.samples)
         of = self._programs
         pairs, places = self._on_mesh.costed(of.samples, of.numbers, table)
+        table.prepare_collectives((self.samples[i], distances) for distances, i in pairs)
         rows = [
             computations[i] if i in computations else table.cost(self.samples[i], distances)
             for distances, i in pairs

@@ -84,6 +84,11 @@ class Measurements:
         copied.device = device
         return copied
 
+    @property
+    def any(self) -> bool:
+        """Whether there is any table."""
+        return any(self._collectives)
+
     def collective(
         self, kind: str, size: int, over: Sequence[Span], machine: Machine
     ) -> tuple[float, int] | None:
@@ -175,6 +180,27 @@ class CostTable:
         self.ways.update(ways.tolist())
         return {i: self._known[n.kernel] for i, n in enumerate(nodes) if n.is_computation}
 
+    def prepare_collectives(self, asked: Iterable[tuple[Node, Distances]]) -> None:
+        """Compute the costs of the collectives among these nodes that are modelled, with one array
+        of sizes for each kind and group."""
+        sizes: dict[tuple[str, Examples, bool], dict[int, None]] = {}
+        for node, distances in asked if self._communicates else ():
+            examples = distances.groups.get(node.group)
+            beside = self._overlap and not node.blocking
+            key = node.kind, node.size, examples, beside, node.dealt
+            if examples is not None and not any(node.dealt) and key not in self._known:
+                sizes.setdefault((node.kind, examples, beside), {})[node.size] = None
+        for (kind, examples, beside), some in sizes.items():
+            if self._measured.any or self._is_direct(kind):
+                continue
+            given = np.array([*some], dtype=np.float64)
+            each = [collective_seconds(self._machine, kind, given, o) for o in examples.groups]
+            self.ways[NOT_FOUND] += len(given) * len(each)
+            times = np.maximum.reduce(each) * self._slowed(beside)
+            for size, seconds in zip(some, times.tolist(), strict=True):
+                key = kind, size, examples, beside, (0, 0)
+                self._known[key] = Cost(picoseconds(seconds))
+
     @property
     def network(self) -> Sequence[Level]:
         """The levels of the network, on which distances depend."""
@@ -217,9 +243,12 @@ class CostTable:
         key = node.kind, node.size, examples, beside, node.dealt
         if key not in self._known:
             times = [self._collective(node, over) for over in examples.groups]
-            factor = self._machine.efficiency.interference.collectives if beside else 1.0
-            self._known[key] = Cost(picoseconds(max(times) * factor))
+            self._known[key] = Cost(picoseconds(max(times) * self._slowed(beside)))
         return self._known[key]
+
+    def _slowed(self, beside: bool) -> float:
+        """The factor by which a collective takes longer, if it runs beside computations."""
+        return self._machine.efficiency.interference.collectives if beside else 1.0
 
     def _message(self, size: int, *ends: PodEnd | None) -> Cost:
         def slower(size: int) -> int:
@@ -251,11 +280,15 @@ class CostTable:
     def _direct_seconds(self, kind: str, size: int, over: Sequence[Span]) -> float:
         """Seconds by a communication kernel of the engine; infinity if it has none for this."""
         rule = self._direct
-        if kind != "all_reduce" or rule.all_reduce == LIBRARY or size > rule.below:
+        if not self._is_direct(kind) or size > rule.below:
             return inf
         read = (over[0].size - 1) * size
         two_shot = rule.all_reduce == TWO_SHOT or 0 < rule.reads < read
         return direct_seconds(self._machine, size, over, two_shot=two_shot)
+
+    def _is_direct(self, kind: str) -> bool:
+        """Whether the engine may have a communication kernel for a kind of collective."""
+        return kind == "all_reduce" and self._direct.all_reduce != LIBRARY
 
     # -- distances ---------------------------------------------------------------------------------
 

@@ -73,6 +73,10 @@ class Measured:
             key = (table.kind, table.dtype, table.causal, table.op, table.extents.shape[1])
             self._grids[key] = _Grid(table)
 
+    def __bool__(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._grids)
+
     def seconds(self, kernels: Sequence[Kernel]) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
         """Seconds of each kernel, and how each was looked up: `MATCHED`, `INTERPOLATED`, or
         `NOT_FOUND`, with NaN for the seconds.
