@@ -54,7 +54,6 @@ class OptimizerRule(Record):
         "With adam8bit: moments of embedding tables in blocks of 8 bits, or in fp32.",
         doc="moments of embedding tables with adam8bit: in blocks as others, or in f32",
         choices=(BLOCKS, WIDE),
-        needs=("optimizer",),
         rare=True,
         software=True,
     )
