@@ -63,10 +63,12 @@ class Sharder:
         message = f"over {axes} no dimension of {names} divides: they stay whole"
         share = self._share_left_whole()
         if share > Fraction(1, 100) and self._preferred:  # scalars have no dimension to shard
+            padded = self._strategy.one(ShardPaddingRule).rule == "dim0"
+            fewer = "fewer shards (--dp-replicate)" if padded else "--shard-padding dim0"
             raise self._strategy.error(
                 f"{message}, {float(share):.0%} of all parameters",
                 remedy=f"choose a size of {axes} that divides {self._preferred[0]}, or --zero 0, "
-                "or --shard-padding dim0",
+                f"or {fewer}",
             )
         module.diagnostics.remark(message, self._strategy.loc)
 
