@@ -26,7 +26,9 @@ class SameName(Pass):
 
 @dataclass(frozen=True)
 class Nameless(Pass):
-    """A pass without a name."""
+    """A pass whose name is empty; one that states none has that of its class."""
+
+    name: ClassVar[str] = ""
 
 
 @dataclass(frozen=True)
