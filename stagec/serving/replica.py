@@ -213,7 +213,7 @@ class Replica:
         job.preempted += 1
         self.tally.preempted += 1
         self.waiting.appendleft(job)
-        if self.swap and job.left == 1 and not job.shared:
+        if self.swap and job.left == 1:  # all of its tokens, also those that others share
             job.swapped = True
             self.tally.swapped += 1
             return self.swap * job.cached
