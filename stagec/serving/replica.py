@@ -213,7 +213,7 @@ class Replica:
         job.preempted += 1
         self.tally.preempted += 1
         self.waiting.appendleft(job)
-        if self.swap and job.left == 1:  # all of its tokens, also those that others share
+        if self.swap and job.left == 1:  # with tokens that others share
             job.swapped = True
             self.tally.swapped += 1
             return self.swap * job.cached
@@ -380,7 +380,9 @@ class Replica:
         line = self.costs.decode(count, total)
         steps = min(most, self._batch.until_end, 1 + (line.last - total) // count)
         if self.limits.blocks is not None:
-            steps = self._batch.until_full(steps, self.free)
+            waits = self.prefixes if self.waiting and self._has_place() else None
+            idle = waits.unused if waits is not None else 0  # a request may begin without these
+            steps = self._batch.until_full(steps, self.free - idle)
         end = now + delay + line.times(total, count, steps)
         return StepsUnderWay(now, end, steps, total, count, None if delay else line, chunks)
 
@@ -400,8 +402,7 @@ class Replica:
     def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
         """Complete the steps in flight. Returns the jobs that end, and those whose prompts are now
         complete."""
-        batch = self._batch
-        way, tally = self.way, self.tally
+        batch, way, tally = self._batch, self.way, self.tally
         if way is None:
             raise ValueError("no steps are under way")
         self.way = None
@@ -409,9 +410,9 @@ class Replica:
         tally.busy += way.end - way.start
         if batch.decoding and not (way.chunks and self.alone):
             self._advance(way.count)
-        every = self.scheduler.poll
-        if way.chunks or batch.steps - batch.polled >= every:  # the scheduler looks for requests
-            batch.polled = batch.steps - (0 if way.chunks else (batch.steps - batch.polled) % every)
+        every, since = self.scheduler.poll, batch.steps - batch.polled
+        if way.chunks or since >= every:  # the scheduler looks for requests
+            batch.polled = batch.steps - (0 if way.chunks else since % every)
             self._unseen = 0
         prompts = [job for job, tokens in way.chunks if self._chunk(job, tokens, now)]
         return self._ended(now), prompts
@@ -463,10 +464,9 @@ class Replica:
         if done := self._steps_done(now):
             self._advance(done)
             self.tally.steps += done
-        running = self.live()
-        for job in running:
+        jobs = [*self.live(), *self.waiting]
+        for job in jobs[: len(jobs) - len(self.waiting)]:
             job.preempted += 1
-        jobs = [*running, *self.waiting]
         for job in jobs:
             self.tally.lost += job.cached
             job.cached, job.ends, job.stamp, job.swapped, job.shared = 0, -1, 0, False, []
