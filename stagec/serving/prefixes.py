@@ -104,6 +104,11 @@ class PrefixCache:
         """How many of these blocks no request uses: their pages count as free until one does."""
         return sum(block in self._unused for block in blocks)
 
+    @property
+    def unused(self) -> int:
+        """The pages of blocks that no request uses."""
+        return self.pages * len(self._unused)
+
     def use(self, blocks: Sequence[int]) -> None:
         """Let a request use these blocks, which are cached."""
         for block in blocks:

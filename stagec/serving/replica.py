@@ -211,7 +211,7 @@ class Replica:
         job.preempted += 1
         self.tally.preempted += 1
         self.waiting.appendleft(job)
-        if self.swap and job.left == 1 and not job.shared:
+        if self.swap and job.left == 1:  # with tokens that others share
             job.swapped = True
             self.tally.swapped += 1
             return self.swap * job.cached
@@ -378,7 +378,9 @@ class Replica:
         line = self.costs.decode(count, total)
         steps = min(most, self._batch.until_end, 1 + (line.last - total) // count)
         if self.limits.blocks is not None:
-            steps = self._batch.until_full(steps, self.free)
+            waits = self.prefixes if self.waiting and self._has_place() else None
+            idle = waits.unused if waits is not None else 0  # a request may begin without these
+            steps = self._batch.until_full(steps, self.free - idle)
         end = now + delay + line.times(total, count, steps)
         return StepsUnderWay(now, end, steps, total, count, None if delay else line, chunks)
 
@@ -398,8 +400,7 @@ class Replica:
     def finish(self, now: int) -> tuple[list[ServedRequest], list[ServedRequest]]:
         """Complete the steps in flight. Returns the jobs that end, and those whose prompts are now
         complete."""
-        batch = self._batch
-        way, tally = self.way, self.tally
+        batch, way, tally = self._batch, self.way, self.tally
         if way is None:
             raise ValueError("no steps are under way")
         self.way = None
@@ -407,9 +408,9 @@ class Replica:
         tally.busy += way.end - way.start
         if batch.decoding and not (way.chunks and self.alone):
             self._advance(way.count)
-        every = self.scheduler.poll
-        if way.chunks or batch.steps - batch.polled >= every:  # the scheduler looks for requests
-            batch.polled = batch.steps - (0 if way.chunks else (batch.steps - batch.polled) % every)
+        every, since = self.scheduler.poll, batch.steps - batch.polled
+        if way.chunks or since >= every:  # the scheduler looks for requests
+            batch.polled = batch.steps - (0 if way.chunks else since % every)
             self._unseen = 0
         prompts = [job for job, tokens in way.chunks if self._chunk(job, tokens, now)]
         return self._ended(now), prompts
@@ -461,10 +462,9 @@ class Replica:
         if done := self._steps_done(now):
             self._advance(done)
             self.tally.steps += done
-        running = self.live()
-        for job in running:
+        jobs = [*self.live(), *self.waiting]
+        for job in jobs[: len(jobs) - len(self.waiting)]:
             job.preempted += 1
-        jobs = [*running, *self.waiting]
         for job in jobs:
             self.tally.lost += job.cached
             job.cached, job.ends, job.stamp, job.swapped, job.shared = 0, -1, 0, False, []
