@@ -41,7 +41,7 @@ function scaled(value, base, units) {
   return unit ? `${value.toFixed(2)} ${units[unit]}` : `${value} ${units[0]}`;
 }
 
-const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], TIME_UNITS = ["ps", "ns", "µs", "ms", "s"];
+const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], TIME_UNITS = ["ps", "ns", "us", "ms", "s"];
 const bytesText = (value) => scaled(value, 1024, BYTE_UNITS);
 const exact = (value) => value.toLocaleString("en-US");
 const timeText = (value) => scaled(value, 1000, TIME_UNITS);

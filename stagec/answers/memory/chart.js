@@ -88,7 +88,7 @@ class Chart {
     }
     shape(this.svg, "text", { class: "quiet", x: 4, y: this.top - 28 }, `memory per rank, ${name}`);
     const bottom = this.top + this.height + 10;
-    const [tick, unitName] = byTime ? unitOf(this.across, 1000, ["ps", "ns", "µs", "ms", "s"]) : [1, ""];
+    const [tick, unitName] = byTime ? unitOf(this.across, 1000, ["ps", "ns", "us", "ms", "s"]) : [1, ""];
     const wide = tickStep(this.across, this.width / 90, tick);
     for (let value = 0; value <= this.across; value += wide) {
       const x = Math.round(this.left + (value / this.across) * this.width);
