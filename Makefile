@@ -82,6 +82,7 @@ lit: $(VENV)/.stamp-test
 	$(BIN)/lit -v tests/lit
 
 docs: $(VENV)/.stamp-run
+	$(BIN)/python -m tools.gen_tables
 	$(BIN)/python -m tools.gen_docs
 
 # Strict: a link or an anchor that leads nowhere fails.

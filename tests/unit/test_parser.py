@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from itertools import repeat
 from threading import Barrier
 
@@ -11,6 +12,7 @@ import pytest
 from stagec.ir.core import Operation
 from stagec.support.diagnostics import DiagnosticError
 from stagec.support.source import FileLoc, Source
+from stagec.text import parser
 from stagec.text.build import parse_op
 from tests.support import registry
 
@@ -57,3 +59,18 @@ def test_a_text_that_fails_leaves_nothing_behind() -> None:
         with pytest.raises(DiagnosticError):
             parse_op(Source("broken.stg", broken), registry())
     assert expected() == before == [FileLoc("good.stg", 2, 17)]
+
+
+def test_tables_are_those_of_the_grammar() -> None:
+    """By the tables a text has the same syntax as by the grammar, whose tables they are."""
+    text = files("stagec.models").joinpath("deepseek_v3.stg").read_text(encoding="utf-8")
+    source = Source("a.stg", text)
+    by_tables = parser.parse_syntax(source)
+    tables = parser._tables()
+    grammar, lark = parser.tables_of().split()
+    if tables["of"].endswith(lark):
+        assert tables["of"] == f"{grammar} {lark}", "run python -m tools.gen_tables"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parser, "_tables", lambda: {"of": "another grammar"})
+        patch.setattr(parser, "_idle", [])
+        assert parser._parsed(source) == by_tables
