@@ -25,8 +25,9 @@ from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, SDPA, UNFUSED, Kernel
 from stagec.passes.strategy.local_sizes import is_on_rank
 
 #: Attributes of attention that the unfused ops can express.
-_PLAIN = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "given_type"}
-_PLAIN |= {"made_mask", "wide_scores", "phase"}
+_PLAIN = set(
+    "sinks causal window rsqrt softcap alibi bias given_type made_mask wide_scores phase".split()
+)
 
 
 class ExpandAttention(Pass):

@@ -8,6 +8,7 @@ size, depth and numbers bound the cost of hostile text.
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportMissingTypeArgument=false
+# pyright: reportPrivateUsage=false
 # mypy: disable-error-code="no-untyped-def,type-arg,no-untyped-call,misc,no-any-return,operator"
 
 import json
@@ -167,9 +168,10 @@ def _parsed(source: Source) -> OpSyntax:
 def _parser(builder: Transformer) -> Lark:
     """A parser by the tables in stg.tables.json, or by the grammar if they are of another grammar
     or version of lark: 0.015 in place of 0.09 CPU seconds of a command."""
-    tables = _tables()
-    if tables["of"] == tables_of():
-        return Lark._load_from_dict(tables["data"], tables["memo"], transformer=builder)
+    known = tables()
+    if known["of"] == tables_of():
+        # what the files do that `lark.tools.standalone` writes
+        return Lark._load_from_dict(known["data"], known["memo"], transformer=builder)
     return Lark(_grammar(), parser="lalr", transformer=builder, maybe_placeholders=True)
 
 
@@ -182,12 +184,14 @@ def made_tables() -> str:
     """The text of stg.tables.json, which `tools.gen_tables` writes."""
     parser = Lark(_grammar(), parser="lalr", maybe_placeholders=True)
     data, memo = parser.memo_serialize([TerminalDef, Rule])
-    tables = {"of": tables_of(), "data": data, "memo": memo}
-    return json.dumps(tables, separators=(",", ":")) + "\n"
+    made = {"of": tables_of(), "data": data, "memo": memo}
+    return json.dumps(made, separators=(",", ":")) + "\n"
 
 
 @cache
-def _tables() -> dict[str, Any]:
+def tables() -> dict[str, Any]:
+    """The tables of stg.tables.json, with what they are of."""
+
     def keyed(members: list[tuple[str, Any]]) -> dict[Any, Any]:
         return {int(key) if key.isdigit() else key: value for key, value in members}
 

@@ -179,7 +179,7 @@ def time(
             reports = {pod: step.report for pod, step in timed.steps.items()}
             command = step_command(options, machine, overlap=replay.overlap)
             return PodsTime(reports, options.stack, sent, accepted, command, drawn)
-        pods = timed.each if timed.pods.several else {}
+        pods: Mapping[str, Issued] = timed.each if timed.pods.several else {}
         alone, turns = alone_seconds(pods, machine, replay), turn_seconds(timed)
     each = {f.name: getattr(report, f.name) for f in fields(TimeReport)}
     return StepAnswer(

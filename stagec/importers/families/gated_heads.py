@@ -157,11 +157,11 @@ def _step_positions(
     config.skip("yarn_only_types")
     shares = config.ratios("partial_rotary_factors")
     if not config.is_list("rope_theta"):
-        ropes = read_bases(config, text, bases)
-        return ropes, shares_of_kinds(config, dict.fromkeys(bases, Fraction(1)))
+        whole = dict.fromkeys(bases, Fraction(1))
+        return read_bases(config, text, bases), shares_of_kinds(config, whole)
     thetas = config.ratios("rope_theta", length=model.count)
     scaling = config.section("rope_scaling")
-    ropes, parts = {}, {}
+    ropes, parts = dict[str, Rope](), dict[str, Fraction]()
     for kind, (symbol, _) in bases.items():
         layer = next((i for i, w in enumerate(local) if w == (kind == _SLIDING)), 0)
         text.symbol(symbol, int(thetas[layer]), f"rope_theta of {kind}")

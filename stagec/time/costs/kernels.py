@@ -201,14 +201,17 @@ def matmul_seconds(
     comes after the latency of the memory, and few loads are under way), that further loads add to
     it, and how much compute and movement hide each other, are fitted forms.
     """
-    by_tile = [np.asarray(a, dtype=float)[..., None] for a in (batch, m, n, k, size)]
-    batch, m, n, k, size = by_tile
+    given = batch, m, n, k, size, transposed
+    batch, m, n, k, size, summed_up = [np.asarray(a, dtype=float)[..., None] for a in given]
     c = machine.efficiency.matmul.of_kernel(form)
     rows, columns = _TILES.T
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
-    other = np.where(np.asarray(transposed)[..., None], m, k)
-    loads = 1 + c.unaligned * (_pieces(dtype, n, other) - 1) if c.unaligned else np.ones(1)
+    loads = (
+        1 + c.unaligned * (_pieces(dtype, n, k + (m - k) * summed_up) - 1)
+        if c.unaligned
+        else np.ones(1)
+    )
     expands = c.expanding is not None and form in EXPANDING
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
