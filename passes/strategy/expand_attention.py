@@ -25,9 +25,8 @@ from stagec.ir_spec.strategy.kernels import DEVICE, EAGER, SDPA, UNFUSED, Kernel
 from stagec.passes.strategy.local_sizes import is_on_rank
 
 #: Attributes of attention that the unfused ops can express.
-_PLAIN = set(
-    "sinks causal window rsqrt softcap alibi bias given_type made_mask wide_scores phase".split()
-)
+_OF_SCORES = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "wide_scores"}
+_PLAIN = {*_OF_SCORES, "given_type", "made_mask", "phase"}
 
 
 class ExpandAttention(Pass):

@@ -207,11 +207,8 @@ def matmul_seconds(
     rows, columns = _TILES.T
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
-    loads = (
-        1 + c.unaligned * (_pieces(dtype, n, k + (m - k) * summed_up) - 1)
-        if c.unaligned
-        else np.ones(1)
-    )
+    rest = k + (m - k) * summed_up
+    loads = 1 + c.unaligned * (_pieces(dtype, n, rest) - 1) if c.unaligned else np.ones(1)
     expands = c.expanding is not None and form in EXPANDING
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
