@@ -33,9 +33,7 @@ _SCORES = (
 )
 _SHARED = tuple(p.name for p in _SCORES)
 _WIDE_LOGITS = Param("wide_logits", "flag", "model code makes the logits in fp32")
-_WIDE_WEIGHTS = Param(
-    "wide_weights", "flag", "model code leaves weights in fp32, as it does with wide logits"
-)
+_WIDE_WEIGHTS = Param("wide_weights", "flag", "code leaves weights in fp32, as with wide logits")
 _WIDE = Param("wide", "flag", "rows are multiplied by their weights in fp32")
 _STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
 _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its own experts")
@@ -244,8 +242,7 @@ class Combine(OpDef):
 
     Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
     copies: 2 with weights, 1 without. With `local`, a rank adds up the outputs of its own experts,
-    and the result is a partial sum. With `steps`, backward runs operation by operation; with `wide`
-    in fp32.
+    and the result is a partial sum. With `steps`, backward runs op by op, with `wide` in fp32.
     """
 
     name = "stg.combine"
@@ -263,17 +260,13 @@ class Combine(OpDef):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, (y, experts, *weights) = present(grads[0]), op.operands
         how = _capacity(y, experts) | stated(op, [_LOCAL])
-        attrs = stated(op, self.params)
-
-        def of_rows() -> Value:
-            return b.value("stg.dispatch", [dy, experts, *weights], how, hint=y.prefixed("d_"))
-
-        dys = None if op.flag(_WIDE.name) else of_rows()
+        attrs, given, name = stated(op, self.params), [dy, experts, *weights], y.prefixed("d_")
+        dys = None if op.flag(_WIDE.name) else b.value("stg.dispatch", given, how, hint=name)
         dws = [
             b.value("stg.combine_weights_grad", [dy, y, experts], attrs, hint=w.prefixed("d_"))
             for w in weights
         ]
-        return [dys or of_rows(), None, *dws]
+        return [dys or b.value("stg.dispatch", given, how, hint=name), None, *dws]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {
