@@ -33,6 +33,8 @@ _SCORES = (
 )
 _SHARED = tuple(p.name for p in _SCORES)
 _WIDE_LOGITS = Param("wide_logits", "flag", "model code makes the logits in fp32")
+_WIDE_WEIGHTS = Param("wide_weights", "flag", "code leaves weights in fp32, as with wide logits")
+_WIDE = Param("wide", "flag", "rows are multiplied by their weights in fp32")
 _STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
 _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its own experts")
 
@@ -60,6 +62,7 @@ class Route(OpDef):
         Param("top_groups", "size", "groups that a token may take experts of"),
         Param("copies", "size", "experts beside these: copies of the first of them"),
         _WIDE_LOGITS,
+        _WIDE_WEIGHTS,
         PAST,
     )
     element_types = ("f32", "i32")
@@ -239,12 +242,12 @@ class Combine(OpDef):
 
     Without weights it is the plain sum, the gradient of `stg.dispatch`. FLOPs per element of the k
     copies: 2 with weights, 1 without. With `local`, a rank adds up the outputs of its own experts,
-    and the result is a partial sum. With `steps`, backward runs operation by operation.
+    and the result is a partial sum. With `steps`, backward runs op by op, with `wide` in fp32.
     """
 
     name = "stg.combine"
     operands = ("y", "experts", "weights*")
-    params = (_LOCAL, _STEPS)
+    params = (_LOCAL, _STEPS, _WIDE)
     example = "%o = stg.combine(%ys, %experts, %weights) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -257,13 +260,13 @@ class Combine(OpDef):
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, (y, experts, *weights) = present(grads[0]), op.operands
         how = _capacity(y, experts) | stated(op, [_LOCAL])
-        dys = b.value("stg.dispatch", [dy, experts, *weights], how, hint=y.prefixed("d_"))
-        attrs = stated(op, self.params)
-        dws = (
+        attrs, given, name = stated(op, self.params), [dy, experts, *weights], y.prefixed("d_")
+        dys = None if op.flag(_WIDE.name) else b.value("stg.dispatch", given, how, hint=name)
+        dws = [
             b.value("stg.combine_weights_grad", [dy, y, experts], attrs, hint=w.prefixed("d_"))
             for w in weights
-        )
-        return [dys, None, *dws]
+        ]
+        return [dys or b.value("stg.dispatch", given, how, hint=name), None, *dws]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {
@@ -276,10 +279,15 @@ class Combine(OpDef):
         self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """Rows are put back into the order of tokens, which backward undoes in copies
-        (huggingface/transformers, integrations/moe.py, `grouped_mm_experts_forward`)."""
+        (huggingface/transformers, integrations/moe.py, `grouped_mm_experts_forward`). They are
+        multiplied in fp32 by weights that the router leaves so, as `MixtralTopKRouter` does."""
         if _STEPS.name in op.attrs or len(op.operands) < 3:
             return None
         attrs: dict[str, RawAttr] = {**op.attrs, _STEPS.name: True}
+        route = op.operands[2].producer
+        wide = (_WIDE_LOGITS.name, _WIDE_WEIGHTS.name)
+        if op.result.tensor.dtype != "f32" and route and any(n in route.attrs for n in wide):
+            attrs[_WIDE.name] = True
         return [b.value(self.name, op.operands, attrs, hint=op.result.name)]
 
     def _weighted_in_f32(
@@ -406,20 +414,22 @@ class CombineWeightsGrad(OpDef):
     element, in fp32.
 
     With `steps`, the last results are two temporary buffers of the size of y: dy of each row, and
-    its product with y.
+    its product with y. With `wide` there are three in fp32: before the gradient of y exists, dy of
+    each row is copied, and put into zeros.
     """
 
     name = "stg.combine_weights_grad"
     operands = ("dy", "y", "experts")
     results = ("dw", "buffers*")
-    params = (_LOCAL, _STEPS)
+    params = (_LOCAL, _STEPS, _WIDE)
     example = "%dw = stg.combine_weights_grad(%do, %ys, %experts) : f32[B, S, T]"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"] + [op.operands[1].tensor.dtype] * self._buffers(op)
+        dtype = "f32" if op.flag(_WIDE.name) else op.operands[1].tensor.dtype
+        return ["f32"] + [dtype] * self._buffers(op)
 
     def _buffers(self, op: Operation) -> int:
-        return 2 if op.flag(_STEPS.name) else 0
+        return (3 if op.flag(_WIDE.name) else 2) if op.flag(_STEPS.name) else 0
 
     def rule(self, op: Operation) -> Rule:
         text = "bsd,eb(sc)d,bst->bst" + ",eb(sc)d" * self._buffers(op)

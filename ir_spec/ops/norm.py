@@ -51,8 +51,8 @@ _STEPPED = 3
 
 class WithVectors(RowOp):
     """Base class of norms and their gradients. `full` is the largest number of vectors of a norm: a
-    scale, then a bias. `sums_up` means that the op is a gradient, which also computes those of the
-    vectors."""
+    scale, then a bias; a scale of two dimensions has a row for each head. `sums_up` means that the
+    op is a gradient, which also computes those of the vectors."""
 
     params: ClassVar[tuple[Param, ...]] = _NORM_PARAMS
     full: ClassVar[int] = 1
@@ -65,6 +65,14 @@ class WithVectors(RowOp):
     def scale(self, op: Operation) -> Value | None:
         """The vector w, or None."""
         return op.operands[2 if self.sums_up else 1] if self.vectors(op) else None
+
+    def vector_rank(self, op: Operation) -> int:
+        scale = self.scale(op)
+        return 1 if scale is None else scale.tensor.rank
+
+    def scale_letters(self, op: Operation) -> str:
+        """The letters of the scale, the last of those of x."""
+        return letters(op.operands[0].tensor.rank)[-self.vector_rank(op) :]
 
     def sides(self, op: Operation) -> tuple[str, str]:
         count = self.vectors(op)
@@ -100,7 +108,8 @@ class WithVectors(RowOp):
         if w is None:
             return x
         row = letters(x.tensor.rank)
-        y = b.value("stg.einsum", [x, w], {"spec": f"{row},{row[-1:]}->{row}"}, hint=hint)
+        spec = {"spec": f"{row},{self.scale_letters(op)}->{row}"}
+        y = b.value("stg.einsum", [x, w], spec, hint=hint)
         return b.value("stg.add", [x, y], hint=hint) if op.flag("zero_centered") else y
 
     def scaled(self, op: Operation, x: Array, args: Sequence[Array]) -> Array:
@@ -123,7 +132,7 @@ class RmsNorm(NormBase):
     """x / rms(x) * scale (arXiv 1910.07467), 4 FLOPs per element; 2 with the sums of the squares of
     rows as operand.
 
-    With `affine = none` it has no scale, and 1 FLOP less.
+    With `affine = none` it has no scale, and 1 FLOP less. The scale may have a row for each head.
     """
 
     name = "stg.rmsnorm"
@@ -142,12 +151,13 @@ class RmsNorm(NormBase):
         x, w = op.operands[0], self.scale(op)
         dtype, name = x.tensor.dtype, op.result.name
         row, wide = letters(x.tensor.rank), cast_to(b, x, "f32")
+        of_scale = self.scale_letters(op)
         if op.flag(_GIVEN_INPUT.name) and w is not None:
             rows = {"spec": f"{row},{row[:-1]}->{row}"}
             root = _root_of_squares(b, op, wide, f"{name}_sum", f"{name}_mean")
             root = cast_to(b, root, dtype)
             y = b.value("stg.einsum", [x, root], rows, hint=f"{name}_hat")
-            rows = {"spec": f"{row},{row[-1:]}->{row}"}
+            rows = {"spec": f"{row},{of_scale}->{row}"}
             return [b.value("stg.einsum", [y, w], rows, hint=name)]
         in_wide = op.flag("zero_centered") or op.flag("wide_scale")
         plain: dict[str, RawAttr] = {"affine": "none", "steps": True, **stated(op, [_EPS])}
@@ -158,9 +168,9 @@ class RmsNorm(NormBase):
         w, y = (cast_to(b, w, "f32"), y) if in_wide else (w, cast_to(b, y, dtype))
         if op.flag("zero_centered"):
             one = b.value("stg.constant", attrs={"value": 1}, hint=f"{name}_one")
-            spec = {"spec": f"{row[-1:]},->{row[-1:]}"}
+            spec = {"spec": f"{of_scale},->{of_scale}"}
             w = b.value("stg.add", [w, one], spec, hint=f"{name}_scale")
-        spec = {"spec": f"{row},{row[-1:]}->{row}"}
+        spec = {"spec": f"{row},{of_scale}->{row}"}
         y = b.value("stg.einsum", [y, w], spec, hint=f"{name}_wide" if in_wide else name)
         return [cast_to(b, y, dtype)]
 
@@ -197,6 +207,11 @@ def _rsqrt(op: Operation, x: Array) -> Array:
     return (1 / np.sqrt(x + ratio(op, "eps", 1e-5)))[..., None]
 
 
+def _summed(x: Array, scale: Sequence[Array]) -> Array:
+    """The sum of x over the dimensions that the scale does not have, or over rows without one."""
+    return x.sum(tuple(range(x.ndim - (scale[0].ndim if scale else 1))))
+
+
 class RmsNormGrad(WithVectors):
     """Gradient of `stg.rmsnorm` with respect to x and scale, 11 FLOPs per element; 6 with the sums
     over rows of x*x and dy*scale*x as operands. 3 less without a scale.
@@ -231,7 +246,7 @@ class RmsNormGrad(WithVectors):
         squares, inner = given or ((x * x).sum(-1), (g * x).sum(-1))
         r = _rsqrt(op, squares / n)
         dx = r * g - x * r**3 * inner[..., None] / n
-        own = [dx, (dy * x * r).reshape(-1, x.shape[-1]).sum(0)][: 1 + self.vectors(op)]
+        own = [dx, _summed(dy * x * r, args[2:3])][: 1 + self.vectors(op)]
         return own + [np.zeros_like(x)] * (_STEPPED if op.flag("steps") else 0)
 
 
@@ -239,7 +254,8 @@ class LayerNorm(NormBase):
     """(x - mean) / std * scale + bias (arXiv 1607.06450), 7 FLOPs per element; 4 with the sums over
     rows of x and x*x as operands.
 
-    With `affine = scale` it has no bias, with `affine = none` neither: 1 FLOP less for each.
+    With `affine = scale` it has no bias, with `affine = none` neither: 1 FLOP less for each. The
+    scale may have a row for each head.
     """
 
     name = "stg.layernorm"
@@ -273,7 +289,7 @@ class LayerNorm(NormBase):
         again = b.value("stg.add", [wide, less], rows, hint=f"{name}_off")
         y = b.value("stg.einsum", [again, root], rows, hint=f"{name}_hat")
         for w in vectors[:1]:
-            given = {"spec": f"{row},{row[-1:]}->{row}"}
+            given = {"spec": f"{row},{self.scale_letters(op)}->{row}"}
             y = b.value("stg.einsum", [y, w], given, hint=f"{name}_wide")
         return [cast_to(b, y, dtype)]
 
@@ -319,8 +335,7 @@ class LayerNormGrad(WithVectors):
         mean = (given[0] if given else x.sum(-1)) / n
         along = (inner - mean * first)[..., None] * r / n  # the mean of g * xhat
         dx = r * (g - first[..., None] / n - xhat * along)
-        flat = (-1, x.shape[-1])
-        sums = [(dy * xhat).reshape(flat).sum(0), dy.reshape(flat).sum(0)]
+        sums = [_summed(dy * xhat, args[2:3]), _summed(dy, args[2:3])]
         return [dx, *sums[: self.vectors(op)]]
 
 

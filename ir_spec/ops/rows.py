@@ -26,9 +26,9 @@ class RowOp(OpDef):
     """Base of ops over rows of the last dimension.
 
     `signature` has a letter for each operand and for each result: `x` for rows, `w` for a vector of
-    the last dimension. `sums` more operands, with one number for each row, may give the statistics
-    of the rows; without them the op computes them itself. `costs` are the FLOPs per element without
-    and with given statistics.
+    the last `vector_rank` dimensions. `sums` more operands, with one number for each row, may give
+    the statistics of the rows; without them the op computes them itself. `costs` are the FLOPs per
+    element without and with given statistics.
     """
 
     signature = ("x", "x")
@@ -38,7 +38,7 @@ class RowOp(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         row = letters(op.operands[0].tensor.rank)
-        table = {"x": row, "w": row[-1:]}
+        table = {"x": row, "w": row[-self.vector_rank(op) :]}
         given = [row[:-1]] * len(self.given(op))
         left, right = ([table[c] for c in side] for side in self.sides(op))
         text = ",".join(left + given) + "->" + ",".join(right)
@@ -47,6 +47,10 @@ class RowOp(OpDef):
     def sides(self, op: Operation) -> tuple[str, str]:
         """The signature of this operation, with the optional vectors that it has."""
         return self.signature
+
+    def vector_rank(self, op: Operation) -> int:
+        """The number of dimensions of its vectors."""
+        return 1
 
     def given(self, op: Operation) -> Sequence[Value]:
         """The operands that are statistics; empty if the op computes them itself."""

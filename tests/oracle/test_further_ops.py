@@ -73,6 +73,12 @@ CASES = {
     "layernorm-without-bias": Case(
         f"{X}, %g: f32[D | param]", "%y = stg.layernorm[affine = scale](%x, %g)", "bsd", ROWS
     ),
+    "layernorm-scaled-by-head": Case(
+        "%x: f32[B{}, S{}, N{}, D | param], %g: f32[N, D | param]",
+        "%y = stg.layernorm[affine = scale](%x, %g)",
+        "bsnd",
+        ROWS,
+    ),
     "layernorm-without-scale": Case(X, "%y = stg.layernorm[affine = none](%x)", "bsd", ROWS),
     "modulated": Case(
         f"{X}, %t: f32[B, D | param], %w: f32[D, 2, D | param]",

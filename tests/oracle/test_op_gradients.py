@@ -222,6 +222,16 @@ CASES = {
     "layernorm-without-bias": Case(
         f"{X}, %g: f32[D | param]", "%y = stg.layernorm[affine = scale](%x, %g)", "B, S, D"
     ),
+    "layernorm-scaled-by-head": Case(
+        "%x: f32[B, S, G, E | param], %g: f32[G, E | param]",
+        "%y = stg.layernorm[affine = scale](%x, %g)",
+        "B, S, G, E",
+    ),
+    "rmsnorm-scaled-by-head": Case(
+        "%x: f32[B, S, G, E | param], %g: f32[G, E | param]",
+        "%y = stg.rmsnorm[zero_centered](%x, %g)",
+        "B, S, G, E",
+    ),
     "layernorm-without-scale": Case(X, "%y = stg.layernorm[affine = none](%x)", "B, S, D"),
     "modulated": Case(
         f"{X}, %t: f32[B, D | param], %w: f32[D, 2, D | param]",

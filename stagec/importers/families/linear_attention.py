@@ -184,6 +184,7 @@ def read_minimax(config: Config) -> ModelText:
     model.text.symbol("Q", config.size("block_size", default=256), "block_size")
     model.text.notes.append("The decays of lightning attention are constants, no parameters.")
     mixture = model.experts(count=8, top=2, inner="F")
+    mixture = replace(mixture, route=(*mixture.route, "wide_weights"))
     config.only("shared_intermediate_size", 0)
     config.only("shared_moe_mode", "sigmoid", "softmax")
     full = _alpha_beta(config, "full_attention", "full_attn")

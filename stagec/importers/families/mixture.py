@@ -28,6 +28,7 @@ def read_mixtral(config: Config) -> ModelText:
     """Mixtral (arXiv 2401.04088)."""
     model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 32000, 131072, groups=8, base=1000000))
     mixture = model.experts(count=8, top=2, inner="F")
+    mixture = replace(mixture, route=(*mixture.route, "wide_weights"))
     mixers = model.windowed(Attention(rope=model.rope()))
     return model.stack(mixers, mixture)
 
@@ -298,7 +299,9 @@ def read_minimax_m2(config: Config) -> ModelText:
     scores = config.word("scoring_func", among=("sigmoid", "softmax"), default="sigmoid")
     route = ("scores = sigmoid", "normalize") if scores == "sigmoid" else ("normalize",)
     mixture = replace(
-        mixture, route=route, choice_bias="state" if model.flag("use_routing_bias", True) else ""
+        mixture,
+        route=(*route, "wide_weights"),
+        choice_bias="state" if model.flag("use_routing_bias", True) else "",
     )
     rope = model.rope(partial=Fraction(config.size("rotary_dim", default=64), model.dim))
     normed = RMS if model.flag("use_qk_norm", True) else None

@@ -76,7 +76,7 @@ class Norm:
         yield f"qk_norm = {self.kind}"
         yield from [f"norm_of = {'row' if dims == 'together' else dims}"] if dims != "head" else []
         yield from [f"norm_weights = {self.weights}"] if self.weights != "scale" else []
-        statics = self.statics("none" if dims == "heads" else self.affine)
+        statics = self.statics(self.affine)
         yield from [f"norm = ({statics})"] if statics else []
 
 
