@@ -209,6 +209,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
         (["--expanding-kernel", "marlin"], "has no effect without --weight-dtype"),
         (["--block-kernel", "flashinfer"], "has no effect without --weight-dtype"),
         (["--expert-kernel", "triton-blocks"], "has no effect without --weight-dtype"),
+        (["--expert-kernel", "cutlass"], "has no effect without --weight-dtype"),
         (["--all-reduce", "one-shot"], "--all-reduce has no effect without --tp"),
         (["--cp", "2"], "each rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
