@@ -227,6 +227,15 @@ def test_a_flag_about_sent_tokens_says_that_ranks_of_tp_send_none() -> None:
     assert "--two-batch-overlap has no effect: the ranks of --ep 2 are those of tp" in ran.err
 
 
+@pytest.mark.parametrize(("weights", "idle"), [("fp8", True), ("nvfp4", False)])
+def test_a_kernel_of_experts_in_other_weights_is_reported(weights: str, idle: bool) -> None:
+    step = ("--serve", "decode", "--batch", "3", "--context", "100", "--set", "L=2")
+    kernel = ("--weight-dtype", weights, "--expert-kernel", "cutlass")
+    ran = stagec("analyze", "mixtral-8x7b", *step, *kernel)
+    warning = "--expert-kernel cutlass has no effect with --weight-dtype fp8"
+    assert (ran.code, warning in ran.err) == (0, idle)
+
+
 def test_models_without_key_value_heads_have_no_such_limit() -> None:
     ran = stagec("analyze", GPT, "--tp", "32", "--set", "B=1,L=1")
     assert (ran.code, ran.err) == (0, "")
