@@ -4,6 +4,7 @@ from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, 
 
 DEVICE = "device"
 MARLIN, FLASHINFER, TRITON_BLOCKS = "marlin", "flashinfer", "triton_blocks"
+DEEPGEMM, CUTLASS = "deepgemm", "cutlass"
 XQA, MQA_LOGITS = "xqa", "mqa_logits"
 CLEARED = "cleared"
 #: A server has adapters for all linear modules, because the engine cannot know which are used.
@@ -56,9 +57,10 @@ class KernelsRule(Record):
     )
     experts: str = flagged(
         "expert_kernel",
-        "The kernel that multiplies weights of experts in blocks of fp8: that of Triton with its "
-        "default blocks, or the one with which the machine was measured (device).",
-        choices=(DEVICE, TRITON_BLOCKS),
+        "The kernel that multiplies weights of experts: in blocks of fp8 that of Triton with its "
+        "default blocks, or the backend DEEPGEMM of TensorRT-LLM, in nvfp4 its backend CUTLASS, or "
+        "the one with which the machine was measured (device).",
+        choices=(DEVICE, TRITON_BLOCKS, DEEPGEMM, CUTLASS),
         beside=("weight_dtype",),
     )
     eager: tuple[str, ...] = parameter(
@@ -149,7 +151,11 @@ class KernelsOp(Statement):
     Hopper unless ranks have whole experts, and on Blackwell with VLLM_USE_FLASHINFER_MOE_FP8=0 and
     VLLM_MOE_USE_DEEP_GEMM=0 (fused_moe/oracle/fp8.py: `_get_priority_backends`), and SGLang on
     Hopper. Shapes for which an engine ships tuned blocks, such as DeepSeek on Hopper, are up to
-    twice as fast, as the machine's own kernel.
+    twice as fast, as the machine's own kernel. `experts = deepgemm` and `experts = cutlass` are the
+    backends DEEPGEMM (weights in blocks of fp8) and CUTLASS (in nvfp4) of TensorRT-LLM on Blackwell
+    (`moe_config.backend`; _torch/modules/fused_moe/create_moe.py), where its backend TRTLLM is the
+    machine's own kernel. With `cutlass` the order of tokens, the activation and its cast are
+    kernels of their own. Other types of weights keep their kernels.
 
     The ops that `eager` names become the operations that PyTorch runs without a compiler and
     without a library kernel for the whole op (`expand-kernels`). Backward then keeps the tensors

@@ -27,6 +27,7 @@ from stagec.ir_spec.ops.moe import Combine, Dispatch
 from stagec.ir_spec.ops.served_adapters import AdapterProduct, LoraExpand
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
+from stagec.ir_spec.strategy.kernels import CUTLASS, KernelsRule
 from stagec.sharding.work import data_of, is_computation, is_product, viewed, work_of
 
 
@@ -48,8 +49,9 @@ class FuseKernels(Pass):
     A kernel whose work another kernel does is marked `continues`. With `sums` this is the sum at
     the end of a layer if the next layer starts with its norm (fused_add_rms_norm). With `experts`
     these are the ordering of tokens for experts in mxfp4 and nvfp4, their activation and the cast
-    of its result. With `stg.collectives[norms]` these are the sum and the norm after an all_reduce,
-    which its kernel does, unless the norm is cast to 32 bits there.
+    of its result, unless their kernel is that of CUTLASS (`stg.kernels[experts = cutlass]`). With
+    `stg.collectives[norms]` these are the sum and the norm after an all_reduce, which its kernel
+    does, unless the norm is cast to 32 bits there.
 
     FLOPs do not change. The memory plan knows the computations only: a value that is used inside of
     one kernel only still has a buffer in the plan.
@@ -84,9 +86,10 @@ class FuseKernels(Pass):
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         rule, norms = strategy.one(FusionRule), strategy.one(CollectivesRule).norms
+        ordered = rule.experts != "none" and strategy.one(KernelsRule).experts != CUTLASS
         kernels = [kernel for func in module.functions for kernel in fuse_kernels(func, rule)]
         for func in module.functions:
-            mark_continued(func, rule, reduced=norms)
+            mark_continued(func, rule, reduced=norms, ordered=ordered)
         added = rule.gradients and not any(map(_adds_to_sum, kernels))
         joined = rule.products and not any(map(_is_one_product, kernels))
         rows = rule.caches and not any(map(_appends, kernels))
@@ -117,15 +120,15 @@ def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
     return fused
 
 
-def mark_continued(func: Operation, rule: FusionRule, *, reduced: bool) -> None:
+def mark_continued(func: Operation, rule: FusionRule, *, reduced: bool, ordered: bool) -> None:
     """Mark the kernels on elements and rows whose work other kernels do (`continues`): with `sums`
-    the sum at the end of a layer, if the next one starts with its norm; with `experts` the ordering
+    the sum at the end of a layer, if the next one starts with its norm; with `ordered` the ordering
     of tokens for experts in 4 bits and their activations; with `reduced` the sum and the norm after
     an all_reduce."""
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         for kernel in _kernels_of(region):
             where = ""
-            if rule.experts != "none" and (_hands_out(kernel) or _activates(kernel)):
+            if ordered and (_hands_out(kernel) or _activates(kernel)):
                 where = rule.experts
             elif (rule.sums and _ends_layer(kernel)) or (reduced and _follows_all_reduce(kernel)):
                 where = ALWAYS

@@ -37,7 +37,7 @@ from stagec.ir.kernel import (
     KernelShape,
 )
 from stagec.ir.traits import CopiesMemory, Free
-from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS
+from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS, FOUR_BITS
 from stagec.ir_spec.ops.activation import ActivationGrad, Silu
 from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, Sum
 from stagec.ir_spec.ops.loss_forms import LogSoftmax, LogSoftmaxGrad
@@ -49,7 +49,7 @@ from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.ops.softmax import Softmax, SoftmaxGrad
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.fusion import FusionRule
-from stagec.ir_spec.strategy.kernels import DEVICE, SDPA, TORCH, KernelsRule
+from stagec.ir_spec.strategy.kernels import CUTLASS, DEVICE, SDPA, TORCH, KernelsRule
 from stagec.ir_spec.strategy.optimizer import HOST
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.sharding.work import ComputeWork, fused_work, is_computation, is_left, viewed, work_of
@@ -164,7 +164,8 @@ class KernelForms:
     experts, and products that expand 4-bit weights. Marlin expands integers (vLLM,
     `CompressedTensorsWNA16MarlinMoEMethod`; SGLang, `fused_marlin_moe`); mxfp4 of experts is
     expanded by Triton kernels unless the strategy asks for `marlin`.
-    `expert_blocks` is the kernel of experts in 8 bits, `blocks` that of other products in 8 bits.
+    `expert_blocks` is the kernel of experts in 8 bits, or with `cutlass` in 4 bits, `blocks` that
+    of other products in 8 bits.
     With `host`, updates of offloaded states are those of the host."""
 
     attention: str
@@ -219,7 +220,8 @@ class KernelForms:
             expands = TRITON if dealt and op.operands[-1].tensor.dtype == "u8" else EXPANDS
             return MARLIN if self.marlin or dtypes[1] == "i4" else expands
         blocks = self.expert_blocks if dealt else self.blocks
-        if blocks != DEVICE and EIGHT_BITS.issuperset(dtypes):
+        multiplied = FOUR_BITS if blocks == CUTLASS else EIGHT_BITS
+        if blocks != DEVICE and multiplied.issuperset(dtypes):
             return blocks
         marked = self.experts and (not self.fused or min(DTYPE_BYTES[d] for d in dtypes) == 1)
         return EXPERTS if marked and dealt else ""

@@ -40,6 +40,7 @@ DTYPE_BYTES: Mapping[str, int | Fraction] = {
 #: The types in which products of elements with scales compute.
 WITHOUT_SCALES: Mapping[str, str] = {"f8e4m3s": "f8e4m3", "f4e2m1s": "f4e2m1"}
 EIGHT_BITS = frozenset({"f8e4m3", "f8e4m3s", "f8e5m2"})
+FOUR_BITS = frozenset({"f4e2m1", "f4e2m1s"})
 #: Floating-point types of values. Only these have gradients.
 FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f4e2m1s"}) | EIGHT_BITS
 ROLES = ("param", "frozen", "scale", "state", "bucket", "cache", "recurrent")

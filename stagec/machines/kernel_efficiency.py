@@ -53,6 +53,7 @@ class MatmulKernel(Text):
     expanded_rows: Annotated[int, Field(gt=0)] | None = None
     start: Seconds | None = None
     overlap: Overlap | None = None
+    group: Seconds = 0.0
     source: Annotated[str, Field(min_length=1)]
 
 
@@ -65,8 +66,9 @@ class MatmulEfficiency(Rates):
     empty kernel among kernels of a CUDA graph. `step` is the minimum time of a step along k, 128
     bytes of each row and column: the latency of the memory divided by the number of loads in
     flight. `tile` is the time that a tile of 256 x 128 results adds to fill its pipeline and to
-    write the results, `reduction` that of summing the parts of a split product. `expanding` is the
-    number of 4-bit weights that one processor converts to 16 bits per clock, in kernels that
+    write the results, `reduction` that of summing the parts of a split product, `group` that of
+    turning to the next matrix of a batch, in kernels that load a description of each. `expanding`
+    is the number of 4-bit weights that one processor converts to 16 bits per clock, in kernels that
     multiply them by 16-bit activations, once for each block of `expanded_rows` rows; None if no
     such kernel was measured: conversion then takes no time. `unaligned` is the share that each
     further load adds to the computation if the bytes of a row are not a multiple of 16, so that a
@@ -81,6 +83,7 @@ class MatmulEfficiency(Rates):
     step: Seconds = 9e-8
     tile: Seconds = 1e-6
     reduction: Seconds = 2.5e-6
+    group: Seconds = 0.0
     expanding: _Many | None = None
     expanded_rows: int = Field(default=128, gt=0)
     expanding_fitted: str = ""
@@ -101,6 +104,7 @@ class MatmulEfficiency(Rates):
                 "expanded_rows": kernel.expanded_rows or self.expanded_rows,
                 "start": self.start if kernel.start is None else kernel.start,
                 "overlap": self.overlap if kernel.overlap is None else kernel.overlap,
+                "group": kernel.group,
                 "kernels": {},
             }
         )

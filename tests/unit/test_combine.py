@@ -209,6 +209,7 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
         (["--expanding-kernel", "marlin"], "has no effect without --weight-dtype"),
         (["--block-kernel", "flashinfer"], "has no effect without --weight-dtype"),
         (["--expert-kernel", "triton-blocks"], "has no effect without --weight-dtype"),
+        (["--expert-kernel", "cutlass"], "has no effect without --weight-dtype"),
         (["--all-reduce", "one-shot"], "--all-reduce has no effect without --tp"),
         (["--cp", "2"], "each rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
@@ -224,6 +225,15 @@ def test_a_flag_about_sent_tokens_says_that_ranks_of_tp_send_none() -> None:
     ran = stagec("analyze", "mixtral-8x7b", *step, "--ep", "2", "--tp", "2", "--two-batch-overlap")
     assert ran.code == 0
     assert "--two-batch-overlap has no effect: the ranks of --ep 2 are those of tp" in ran.err
+
+
+@pytest.mark.parametrize(("weights", "idle"), [("fp8", True), ("nvfp4", False)])
+def test_a_kernel_of_experts_in_other_weights_is_reported(weights: str, idle: bool) -> None:
+    step = ("--serve", "decode", "--batch", "3", "--context", "100", "--set", "L=2")
+    kernel = ("--weight-dtype", weights, "--expert-kernel", "cutlass")
+    ran = stagec("analyze", "mixtral-8x7b", *step, *kernel)
+    warning = "--expert-kernel cutlass has no effect with --weight-dtype fp8"
+    assert (ran.code, warning in ran.err) == (0, idle)
 
 
 def test_models_without_key_value_heads_have_no_such_limit() -> None:

@@ -16,6 +16,7 @@ from stagec.machines.kernel_efficiency import (
     AttentionEfficiency,
     AttentionKernel,
     MatmulEfficiency,
+    MatmulKernel,
     MemoryEfficiency,
 )
 from stagec.program.kernels import Kernel
@@ -119,6 +120,16 @@ def test_steps_of_full_waves_are_hidden_by_their_products() -> None:
         matmul_seconds(perfect_but(step=step), "bf16", 1, m, n, k, 0) for step in (0, 7e-8)
     )
     assert fast == slow == pytest.approx(2 * m * n * k / 989e12)
+
+
+def test_each_matrix_of_a_batch_adds_the_time_of_turning_to_it() -> None:
+    """In the kernel that has it, beside the time of the same products in the machine's own."""
+    kernel = MatmulKernel.model_validate({"group": "300 ns", "source": "-"})
+    machine = perfect_but(kernels={"far": kernel})
+    for batch in (1, 16):
+        args = machine, "bf16", batch, 64, 256, 512, batch * operands(64, 256, 512)
+        plain, grouped = (float(matmul_seconds(*args, form=form)) for form in ("", "far"))
+        assert grouped - plain == pytest.approx(batch * 3e-7)
 
 
 def test_a_tile_adds_its_share_of_filling_and_writing() -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from math import isqrt, prod
 
 from stagec.ir.module import Module
+from stagec.ir_spec.ops.quantized import FORMATS
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
 from stagec.ir_spec.strategy.axes import EXPERTS, PARTS, SHARDING, SHARED_WIDTH, TENSOR_AXES
 from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.ir_spec.strategy.gradients import STAGED
+from stagec.ir_spec.strategy.kernels import CUTLASS, DEVICE
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
 from stagec.ir_spec.strategy.statement import Flag, Need, Statement
@@ -323,6 +325,9 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
             continue
         yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
     yield from _gradients_without_effect(request)
+    kernel, weights = request["expert_kernel"], request["weight_dtype"]
+    if not FLAGS["weight_dtype"].is_default(weights) and weights not in _multiplied(kernel):
+        yield _warning(f"--expert-kernel {kernel} has no effect with --weight-dtype {weights}")
     if request["fuse_caches"] and not request.flags.get("serve"):
         yield _warning("--fuse-caches has no effect without --serve: training has no caches")
     if request["whole_shared_experts"] and {EXPERTS, SHARED_WIDTH} & {*request.sizes} == {EXPERTS}:
@@ -339,6 +344,13 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         yield _warning("--reshard-ranks has no effect: these are all ranks that shard")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
+
+
+def _multiplied(kernel: str) -> Collection[str]:
+    """The formats of weights of experts that a kernel multiplies (`stg.kernels[experts]`)."""
+    if kernel == DEVICE:
+        return FORMATS
+    return ("nvfp4",) if kernel == CUTLASS else ("fp8",)
 
 
 def _gradients_without_effect(request: FlagValues) -> Iterator[Diagnostic]:

@@ -312,9 +312,10 @@ class JobFlags(TypedDict, total=False):
     #: The kernel that multiplies weights in blocks of fp8, but for those of experts: that of
     #: FlashInfer on Blackwell, or the one with which the machine was measured (device).
     block_kernel: Literal["device", "flashinfer"] | None
-    #: The kernel that multiplies weights of experts in blocks of fp8: that of Triton with its
-    #: default blocks, or the one with which the machine was measured (device).
-    expert_kernel: Literal["device", "triton-blocks"] | None
+    #: The kernel that multiplies weights of experts: in blocks of fp8 that of Triton with its
+    #: default blocks, or the backend DEEPGEMM of TensorRT-LLM, in nvfp4 its backend CUTLASS, or the
+    #: one with which the machine was measured (device).
+    expert_kernel: Literal["device", "triton-blocks", "deepgemm", "cutlass"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
     #: expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stagec.ir.kernel import EXPANDING, EXPERTS, continues
 from stagec.ir.types import DTYPE_BYTES
-from stagec.ir_spec.strategy.kernels import TRITON_BLOCKS
+from stagec.ir_spec.strategy.kernels import DEEPGEMM, TRITON_BLOCKS
 from stagec.machines import Machine
 from stagec.machines.kernel_efficiency import MatmulEfficiency
 from stagec.program.kernels import Kernel
@@ -114,7 +114,7 @@ def _is_grouped(machine: Machine, kernel: Kernel) -> bool:
     That of a single expert is a plain product, and Megatron-Core sorts no rows for it
     (token_dispatcher.py, `num_local_experts > 1`)."""
     own = kernel.form not in machine.efficiency.matmul.kernels
-    return own and kernel.form in (EXPERTS, TRITON_BLOCKS) and kernel.extents[0] > 1
+    return own and kernel.form in (EXPERTS, TRITON_BLOCKS, DEEPGEMM) and kernel.extents[0] > 1
 
 
 def _busy(kernel: Kernel, peak_flops: float, bandwidth: float) -> float:
@@ -182,7 +182,7 @@ def matmul_seconds(
         compute = K max(W one, step) + W tile tm tn / (256 128)
         move = (size + 8 m n s [s > 1]) / (B bandwidth)
         a, b = the longer and the shorter one of compute and move
-        seconds = start + a + (1 - overlap) b b / a + reduction [s > 1]
+        seconds = start + a + (1 - overlap) b b / a + reduction [s > 1] + batch group
 
     and the tile and split of least time are taken, as the heuristics of cuBLAS try to. `B` is the
     bandwidth of the memory. `piece` are the bytes that a load brings: 16 where all rows are
@@ -215,7 +215,7 @@ def matmul_seconds(
     summed = size + 8 * batch * m * n * parts
     whole = _tiled(machine, c, dtype, tiles, k, size, loads, more).min(axis=-1)
     split = _tiled(machine, c, dtype, tiles * parts, k / parts, summed, loads, more).min(axis=-1)
-    seconds: Floats = np.minimum(whole, split + c.reduction) + c.start
+    seconds: Floats = np.minimum(whole, split + c.reduction) + c.start + c.group * batch[..., 0]
     return seconds
 
 
