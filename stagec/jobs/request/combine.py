@@ -325,9 +325,7 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
             continue
         yield _warning(f"{shown} has no effect without {flag(_names(need)[0])}")
     yield from _gradients_without_effect(request)
-    kernel, weights = request["expert_kernel"], request["weight_dtype"]
-    if not FLAGS["weight_dtype"].is_default(weights) and weights not in _multiplied(kernel):
-        yield _warning(f"--expert-kernel {kernel} has no effect with --weight-dtype {weights}")
+    yield from _formats_without_effect(request)
     if request["fuse_caches"] and not request.flags.get("serve"):
         yield _warning("--fuse-caches has no effect without --serve: training has no caches")
     if request["whole_shared_experts"] and {EXPERTS, SHARED_WIDTH} & {*request.sizes} == {EXPERTS}:
@@ -344,6 +342,16 @@ def without_effect(request: FlagValues) -> Iterator[Diagnostic]:
         yield _warning("--reshard-ranks has no effect: these are all ranks that shard")
     if request["scatter_gather"] and request["sp"] and {"pp", "tp"} <= request.axes.keys():
         yield _warning("--scatter-gather has no effect with --sp, which splits messages already")
+
+
+def _formats_without_effect(request: FlagValues) -> Iterator[Diagnostic]:
+    """Warnings of flags for a format that nothing has."""
+    kernel, weights = request["expert_kernel"], request["weight_dtype"]
+    if not FLAGS["weight_dtype"].is_default(weights) and weights not in _multiplied(kernel):
+        yield _warning(f"--expert-kernel {kernel} has no effect with --weight-dtype {weights}")
+    moments, kind = request["table_moments"], request["optimizer"]
+    if not FLAGS["table_moments"].is_default(moments) and kind != "adam8bit":
+        yield _warning("--table-moments has no effect without --optimizer adam8bit")
 
 
 def _multiplied(kernel: str) -> Collection[str]:
