@@ -3,6 +3,8 @@
 Workers are forks: they inherit the compiled job, and end when their parent does.
 """
 
+from __future__ import annotations
+
 import ctypes
 import gc
 import multiprocessing
@@ -12,10 +14,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess  # Windows has none
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stagec.support.diagnostics import error
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess  # Windows has none
 
 U = TypeVar("U")
 R = TypeVar("R")

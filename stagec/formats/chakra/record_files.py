@@ -119,7 +119,7 @@ def _binary(path: Path, file: BinaryIO) -> Iterator[Record]:
     verify_metadata(path, *first)
     yield first
     for record in records:
-        if not record[1]:  # as in a file of zeros
+        if not (record[1] or first[1]):  # as in a file of zeros
             raise TraceError(path, record[0], "expected a node, found an empty record")
         yield record
 
