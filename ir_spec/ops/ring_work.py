@@ -78,7 +78,7 @@ def active(op: Operation, rows: Dim) -> Expr | None:
 
 def alignment(op: Operation, size: Expr, ranks: Expr, order: str) -> Relation | None:
     """What a mask of blocks assumes about sizes: that the size of a block divides the number of
-    consecutive positions on a rank, or is divided by it; None without such a mask."""
+    consecutive positions on a rank, or is divided by it. Returns None without such a mask."""
     if "chunk" not in op.attrs:
         return None
     part = size / ranks if order == "plain" else size / ranks / 2

@@ -140,7 +140,8 @@ def test_a_random_configuration_compiles_and_checks(model_type: str, data: st.Da
         words = [str(word) for pair in options.items() for word in pair]
         microbatches = 2 if int(str(options["--pp"])) > 1 else 1
         symbols = import_model(Source("config.json", json.dumps(config)), BUILT_IN).symbols
-        sizes = "B=8,S=32" if "S" in symbols else "B=8"
+        length = min(32, config.get("max_position_embeddings", 32))
+        sizes = f"B=8,S={length}" if "S" in symbols else "B=8"
         more = ["--microbatches", str(microbatches), "--set", sizes, "-o", str(out)]
         made = stagec("compile", str(path), *words, *more)
         assert made.code == 0, made.err

@@ -172,18 +172,8 @@ class RequestsAnswer(Report):
                 "per_rank": self.good_rate / self.held_ranks,
             }
         named = (
-            *(
-                "model",
-                "machine",
-                "stack",
-                "load",
-                "route",
-                "ranks",
-                "requests",
-                "served",
-                "measured",
-            ),
-            *("seconds", "prompt_tokens", "output_tokens", "kept_tokens"),
+            *("model", "machine", "stack", "load", "route", "ranks", "requests", "served"),
+            *("measured", "seconds", "prompt_tokens", "output_tokens", "kept_tokens"),
         )
         return {
             "schema": SCHEMA,

@@ -191,6 +191,13 @@ class DecoderModel:
         `default` is its size if no key states it."""
         return self.masked(mixer, self.windows([True] * self.count), self.window(default))
 
+    def local(self, mixer: Attention, default: int) -> Attention:
+        """The mixer with a window, also if that exceeds the positions: for kinds of layers that
+        differ in more than the window. `default` is its size if the key is missing."""
+        size = self.config.size("sliding_window", default=default, most=1 << 30)
+        self.text.symbol("W", size, "sliding_window")
+        return replace(mixer, mask=f"{mixer.mask}, window = W")
+
     def in_window(self, mixer: Attention, size: int | None) -> Block:
         """The mixer with a window of `size` tokens, if there is one."""
         return self.masked(mixer, [True] * self.count, size)[0][1]

@@ -75,9 +75,7 @@ def _by_kind(
         symbol = "H" if same else text.symbol(f"H{suffix or '_g'}", number, f"heads {of_kind}")
         rope = replace(ropes[kind], part=part or None)
         made[kind] = replace(mixer, heads=symbol, rope=rope)
-    size = model.config.size("sliding_window", default=window, most=1 << 30)
-    text.symbol("W", size, "sliding_window")
-    windowed = replace(made[_SLIDING], mask=f"{mixer.mask}, window = W")
+    windowed = model.local(made[_SLIDING], window)
     return [("local", windowed) if each else ("global", made[_FULL]) for each in local]
 
 

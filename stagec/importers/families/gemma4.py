@@ -245,7 +245,7 @@ def _read_heads(model: DecoderModel) -> tuple[SharingHeads, SharingHeads]:
     """Attention of local and of global layers."""
     config, text = model.config, model.text
     kinds = {_LOCAL: ("theta_local", 10000), _GLOBAL: ("theta", 1000000)}
-    ropes = read_bases(config, text, kinds, nested="", share=Fraction(1, 4))
+    ropes = read_bases(config, text, kinds, share=Fraction(1, 4))
     size = config.size("sliding_window", default=512, most=1 << 30)
     text.symbol("W", size, "sliding_window")
     equal = model.flag("attention_k_eq_v")

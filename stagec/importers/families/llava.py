@@ -342,8 +342,7 @@ def _packed(config: Config, idle: Idle) -> None:
 )
 def _gated(config: Config, idle: Idle) -> None:
     """Aya Vision: a pixel shuffle, a norm, and two products with a gate between them."""
-    factor = config.size("downsample_factor", default=2)
-    idle.text.symbol("U_v", factor**2 * idle.text.value("D_v"), "downsample_factor^2 * width")
+    _joined(config, idle.text)
     inner = config.size("alignment_intermediate_size", default=idle.text.value("D"))
     if inner % 2:
         raise config.wrong("alignment_intermediate_size", "an even number")
@@ -380,8 +379,7 @@ def _wide_gated(config: Config, idle: Idle) -> None:
 )
 def _normed(config: Config, idle: Idle) -> None:
     """LFM2-VL: a pixel shuffle, a norm by a key, and two products."""
-    factor = config.size("downsample_factor", default=2)
-    idle.text.symbol("U_v", factor**2 * idle.text.value("D_v"), "downsample_factor^2 * width")
+    _joined(config, idle.text)
     read_size(config, idle.text, "J_v", "projector_hidden_size", default=2560)
     bias = config.flag("projector_bias", default=True)
     if config.flag("projector_use_layernorm", default=True):
@@ -389,6 +387,12 @@ def _normed(config: Config, idle: Idle) -> None:
     config.skip(*(key for key in config.members if key in _OF_PROCESSOR.split()))
     idle.matrix("projector_in", "U_v, J_v", "J_v" if bias else "")
     idle.matrix("projector_out", "J_v, D", "D" if bias else "")
+
+
+def _joined(config: Config, text: ModelText) -> None:
+    """Declare U_v, the width of patches that a pixel shuffle joins."""
+    factor = config.size("downsample_factor", default=2)
+    text.symbol("U_v", factor**2 * text.value("D_v"), "downsample_factor^2 * width")
 
 
 _OF_PROCESSOR = """

@@ -142,7 +142,7 @@ def read_modernbert(config: Config) -> ModelText:
     keys = {full: ("global_rope_theta", 160000), sliding: ("local_rope_theta", 10000)}
     if config.has("rope_parameters"):
         bases = {full: ("theta", 160000), sliding: ("theta_local", 10000)}
-        ropes = read_bases(config, text, bases, nested="")
+        ropes = read_bases(config, text, bases)
     else:
         for kind, (key, base) in keys.items():
             text.symbol(ropes[kind].base, config.size(key, default=base, most=1 << 40), key)

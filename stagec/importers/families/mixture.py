@@ -87,12 +87,10 @@ def read_mellum(config: Config) -> ModelText:
     model = DecoderModel(config, sizes)
     full, sliding = "full_attention", "sliding_attention"
     kinds = {full: ("theta", 500000), sliding: ("theta_local", 10000)}
-    ropes = read_bases(config, model.text, kinds, nested="")
+    ropes = read_bases(config, model.text, kinds)
     mixture = model.experts(count=64, top=8, inner=896, normalize=model.flag("norm_topk_prob"))
     mixer = model.biased(Attention(qk_norm=RMS, rope=ropes[full]))
-    size = config.size("sliding_window", default=1024, most=1 << 30)
-    model.text.symbol("W", size, "sliding_window")
-    local = replace(mixer, rope=ropes[sliding], mask="causal, window = W")
+    local = replace(model.local(mixer, 1024), rope=ropes[sliding])
     types = model.windows([False] * model.count)
     mixers = [("local", local) if each else ("global", mixer) for each in types]
     config.skip("mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers", "use_sliding_window")

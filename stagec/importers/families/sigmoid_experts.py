@@ -36,9 +36,7 @@ def read_kolibri(config: Config) -> ModelText:
     model = DecoderModel(config, Sizes(2560, -1, 50, 48, 128000, 262144, groups=4, dim=128))
     local = model.windows([(i + 1) % 5 != 0 for i in range(model.count)])
     rotary = Attention(qk_norm=RMS, rope=model.rope())
-    size = config.size("sliding_window", default=513, most=1 << 30)
-    model.text.symbol("W", size, "sliding_window")
-    windowed = replace(rotary, mask="causal, window = W")
+    windowed = model.local(rotary, 513)
     still = replace(rotary, rope=None)
     mixers: list[Named] = [("local", windowed) if each else ("global", still) for each in local]
     mixture = model.experts(count=384, top=6, inner=512)
@@ -146,7 +144,7 @@ def read_mimo_v2(config: Config) -> ModelText:
     config.skip("attention_chunk_size", "hybrid_block_size")
     kinds = {"full_attention": ("theta", 5000000), "sliding_attention": ("theta_local", 10000)}
     third = Fraction("0.334")
-    ropes = read_bases(config, text, kinds, nested="", local_key="swa_rope_theta")
+    ropes = read_bases(config, text, kinds, local_key="swa_rope_theta")
     shares = shares_of_kinds(config, dict.fromkeys(kinds, third))
     if len(set(shares.values())) > 1:
         message = "rotates different shares of a head in different kinds of layers"

@@ -85,9 +85,7 @@ def read_gemma3(config: Config) -> ModelText:
     mixer = model.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[full], mask=_scores(model, cap)))
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
     # each kind of layers has its base, even if the window exceeds the positions
-    size = config.size("sliding_window", default=4096, most=1 << 30)
-    model.text.symbol("W", size, "sliding_window")
-    local = replace(mixer, rope=ropes[sliding], mask=f"{mixer.mask}, window = W")
+    local = replace(model.local(mixer, 4096), rope=ropes[sliding])
     mixers = [("local", local) if w else ("global", mixer) for w in _alternating(model, every)]
     return _gemma_stack(model, mixers, final)
 
@@ -139,7 +137,7 @@ def read_olmo3(config: Config) -> ModelText:
     windows, window = _alternating(model, 4), model.window(4096)
     if parameters is not None and parameters.has("sliding_attention"):
         bases = {"full_attention": ("theta", 10000), "sliding_attention": ("theta_local", 10000)}
-        ropes = read_bases(config, model.text, bases, nested="")
+        ropes = read_bases(config, model.text, bases)
         full = _olmo_mixer(model, ropes["full_attention"])
         local = replace(full, rope=ropes["sliding_attention"])
     else:
@@ -174,9 +172,7 @@ def read_cohere2(config: Config) -> ModelText:
     config.only("use_parallel_block", True)
     config.only("use_parallel_embedding", False, True)
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=4)
-    size = config.size("sliding_window", default=4096, most=1 << 30)
-    model.text.symbol("W", size, "sliding_window")
-    local = replace(rotary, mask="causal, window = W")
+    local = model.local(rotary, 4096)
     still = replace(rotary, rope=None)
     mixers = [("local", local) if w else ("global", still) for w in _alternating(model, every)]
     scale = config.ratio("logit_scale", default=Fraction(1, 16))
@@ -200,9 +196,7 @@ def read_cohere2_moe(config: Config) -> ModelText:
     every = config.size("sliding_window_pattern", default=4)
     default = [(i + 1) % first != 0 for i in range(dense)]
     default += [(i + 1) % every != 0 for i in range(model.count - dense)]
-    size = config.size("sliding_window", default=4096, most=1 << 30)
-    model.text.symbol("W", size, "sliding_window")
-    local = replace(rotary, mask="causal, window = W")
+    local = model.local(rotary, 4096)
     mixture = _cohere_experts(model)
     plain = FeedForward(mixture.activation)
     if config.has("prefix_dense_intermediate_size"):

@@ -156,13 +156,8 @@ class Attention:
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
-        symbols = [
-            "D K",
-            self.heads,
-            self.groups,
-            self.value_dim,
-            self.rope.base if self.rope else "",
-        ]
+        base = self.rope.base if self.rope else ""
+        symbols = ["D K", self.heads, self.groups, self.value_dim, base]
         return text.use("attention", " ".join(symbols), *self._options())
 
     def _options(self) -> Iterator[str]:
@@ -254,8 +249,8 @@ class Experts:
     With `scaled_inputs` the input of an expert is multiplied by its weight, in place of its result,
     and T is 1. If `narrow`, experts work on a projection of the width U. `shared` is a block of
     width F_shared for all tokens; with `shared_gate` it is multiplied by its own sigmoid for each
-    token. With `out_norm` the sum has an RMSNorm; `halved` it is the average
-    of experts and shared block.
+    token. `halved`, the sum is the average of experts and shared block; with `out_norm` it has an
+    RMSNorm.
     """
 
     route: tuple[str, ...] = ("normalize",)

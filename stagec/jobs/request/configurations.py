@@ -120,7 +120,7 @@ def _dtype_of_groups(quantization: Object) -> str | None:
     """The `--weight-dtype` that all `config_groups` of compressed-tensors state, or None."""
     groups = quantization.get("config_groups")
     each = groups.value.values() if groups and isinstance(groups.value, dict) else ()
-    found: set[str] = set()
+    stated: set[str] = set()
     for group in each:
         weights = group.value.get("weights") if isinstance(group.value, dict) else None
         if weights is None or not isinstance(weights.value, dict):
@@ -128,10 +128,10 @@ def _dtype_of_groups(quantization: Object) -> str | None:
         given = {key: str(member.value) for key, member in weights.value.items()}
         kind, bits = given.get("type"), given.get("num_bits")
         if (kind, bits) == ("float", "4"):
-            found.add("mxfp4" if given.get("group_size") == "32" else "nvfp4")
+            stated.add("mxfp4" if given.get("group_size") == "32" else "nvfp4")
         else:
-            found.add({"float8": "fp8", "int8": "int8", "int4": "int4"}.get(f"{kind}{bits}", ""))
-    return found.pop() or None if len(found) == 1 else None
+            stated.add({"float8": "fp8", "int8": "int8", "int4": "int4"}.get(f"{kind}{bits}", ""))
+    return stated.pop() or None if len(stated) == 1 else None
 
 
 def _file(path: str) -> str:
