@@ -20,18 +20,18 @@ runs once.
 from collections.abc import Sequence
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ONE, Env, Expr, const, expand
+from stagec.ir.expr import ONE, Env, Expr, const
 from stagec.ir.layers import LayerStack, in_order
 from stagec.ir.recompute_window import replays
 from stagec.ir.traits import EndsLifetime, PartOfBuffer, Recalls, View
 from stagec.ir.types import DEVICE
 from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.memory.allocations import Allocations
 from stagec.memory.buffers import (
     GRADIENTS,
     Buffer,
     Lifetimes,
     Ref,
-    RunOp,
     Shares,
     Together,
     buffers_of,
@@ -65,7 +65,6 @@ from stagec.memory.liveness import (
 )
 from stagec.memory.storage import OpStorage
 from stagec.memory.sums import MicrobatchSums
-from stagec.support.limits import MAX_PLAN_STEPS, Budget
 
 #: The most executions of one body: 7 iterations in each of three nested repeats.
 MOST_RUNS = 343
@@ -87,18 +86,14 @@ def lifetimes(
     return runner.lives
 
 
-class _Runner:
+class _Runner(Allocations):
     def __init__(self, body: Region, env: Env, whole: bool, roots: Roots, sets: Sets) -> None:
-        self.lives = Lifetimes()
+        super().__init__(body)
         self._whole, self._freed = whole, body.owner.flag("freed")
         self._sums = MicrobatchSums(roots, sets)
-        self._refs: dict[Value, Ref] = {}
-        self._part: Operation | None = None
         self._replays = True
         self._runs = 1  # how often the region at hand runs
         self._kept = KeptGathers()
-        self._static: dict[Value, Buffer] = {}
-        self._kinds: dict[Value, str] = {}
         self._known: dict[Operation, OpStorage] = {}
         self._bodies: dict[Region, list[Operation | LayerStack]] = {}
         #: Gathered parameters of the first layer of a later stack.
@@ -109,15 +104,7 @@ class _Runner:
         self._copied = False  # whether units are copied out of what calls receive
         self._last_read = 0  # the last step that reads gathered parameters
         self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
-        self._budget = Budget(
-            MAX_PLAN_STEPS,
-            "the memory plan",
-            "shorten the program, or choose a smaller --fsdp-prefetch or --recompute-every; with "
-            "--memory-events every iteration counts",
-        )
         self._orders = RepeatOrders(body, env, whole, self._budget)
-        for arg in body.args:
-            self._refs[arg] = self._fixed(arg)
 
     def run(self, body: Region) -> None:
         self._whole_region(in_order(body))
@@ -173,56 +160,6 @@ class _Runner:
                 outer = self._refs[op.operands[arg.index]]
                 self._refs[arg] = slice_of(outer, 0, len(orders[m]))
         self._begun[stack.members[0]] = [self._gather(gathers, 0, 0)]
-
-    def _fixed(self, value: Value) -> Buffer:
-        known = self._static
-        return known.get(value) or known.setdefault(value, Buffer(value, static=True))
-
-    # -- steps -------------------------------------------------------------------------------------
-
-    def _step(self, op: Operation, made: Sequence[Value], *, counts: bool = True) -> int:
-        """Append a step that allocates buffers for these values; returns its number."""
-        number = len(self.lives.steps)
-        self.lives.steps.append(RunOp(op, self._part, [], counts))
-        for value in made:
-            buffers = [self._make(value, number, number, space=s) for s in value.tensor.memories]
-            self._refs[value] = buffers[0] if len(buffers) == 1 else Shares(buffers)
-        return number
-
-    def _make(
-        self,
-        value: Value,
-        first: int,
-        last: int,
-        copies: Expr = ONE,
-        *,
-        space: str,
-        added: bool = False,
-    ) -> Buffer:
-        """Allocate a buffer in step `first` of the current part."""
-        where = False, self._part, first, {self._part: last}
-        buffer = Buffer(
-            value, copies, *where, {}, set(), space=space, added=added, kinds=self._kinds
-        )
-        self.lives.steps[first].made.append(buffer)
-        self.lives.buffers.append(buffer)
-        return buffer
-
-    def _touch(
-        self, ref: Ref, number: int, phase: str | None = None, *, alone: bool = False
-    ) -> None:
-        """Note that step `number` uses a value. With `alone` this holds only if the part runs by
-        itself, and not for slices that no other part takes. A step that only passes the value on,
-        such as a return, has no phase."""
-        buffers = buffers_of(ref)
-        self._budget.spend(len(buffers))
-        for buffer in buffers:
-            if not alone:
-                buffer.last[self._part] = number
-            elif buffer.last.keys() != {buffer.part}:
-                buffer.split[self._part] = number
-            if phase is not None:
-                buffer.phases.add(phase)
 
     def _run(self, step: Operation | LayerStack) -> None:
         if isinstance(step, LayerStack):
@@ -436,17 +373,6 @@ class _Runner:
         twins = [self._beside([ref], start, end, others) for ref in yielded[carry:]]
         stacks = ((Together((r, *t)),) for r, t in zip(yielded[carry:], twins, strict=True))
         self._refs.update(zip(op.results, [*yielded[:carry], *stacks], strict=True))
-
-    def _beside(self, refs: Sequence[Ref], start: int, end: int, copies: Expr) -> list[Buffer]:
-        """Allocate `copies` more of each buffer of `refs` that was made in or after step
-        `start`."""
-        new = (b for ref in refs for b in buffers_of(ref) if b.first >= start and copies != 0)
-        return [self._more(b, start, end, copies) for b in list(new)]
-
-    def _more(self, buffer: Buffer, first: int, last: int, copies: Expr) -> Buffer:
-        """Allocate `copies` more of a buffer."""
-        size = expand(copies * buffer.copies)
-        return self._make(buffer.value, first, last, size, space=buffer.space, added=buffer.added)
 
     # -- microbatches ------------------------------------------------------------------------------
 
