@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.sections import RareOption
+from stagec.driver.shell.sections import JobCommand, RareOption
 from stagec.driver.shell.session import the_session
 from stagec.jobs.request.job_file import is_job_file, printed, with_job_file
 from stagec.jobs.request.machine import machine_of
@@ -66,7 +66,7 @@ def click_option(option: CommandOption) -> Callable[[F], F]:
     words, negation = list(option.words), ""
     about: dict[str, Any] = {"help": option.help, "default": option.default}
     about["cls"] = RareOption if option.rare else click.Option
-    if isinstance(option.kind, Switch):
+    if isinstance(option.kind, Switch) and not option.alone:
         if option.default is not False:
             negation = f"/--no-{words[0][2:]}"
         return click.option(words[0] + negation, option.name, is_flag=True, **about)
@@ -182,7 +182,7 @@ def take_options(given: dict[str, Any]) -> JobOptions:
     return with_step(options)
 
 
-@click.command("job", add_help_option=False)
+@click.command("job", cls=JobCommand, add_help_option=False)
 @takes_job
 def _job(**given: Any) -> JobOptions:
     return take_options(given)
