@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from stagec.driver.shell.click_options import RareOption
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS
 from stagec.ir_spec.strategy.mesh_flags import OF_MESH
@@ -63,10 +64,6 @@ def section_of(flag: Flag) -> Section:
         return Section.RANKS
     beside = [_BESIDE[need] for need in flag.needs if isinstance(need, str) and need in _BESIDE]
     return beside[0] if beside else _ABOUT[flag.name]
-
-
-class RareOption(click.Option):
-    """An option that only `--help-all` shows."""
 
 
 class JobCommand(click.Command):
