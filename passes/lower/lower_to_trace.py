@@ -45,9 +45,10 @@ from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, TakeOver, end_type
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
-from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts, came_from
+from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts
 from stagec.passes.lower.kernels import KernelForms, attributes, fused_attributes, fused_operations
 from stagec.passes.lower.shared_actions import SharedActions, nodes_of, taken_by
+from stagec.passes.lower.shared_work import SharedWork
 from stagec.passes.lower.steps import (
     ACTIVATIONS,
     common_axes,
@@ -159,6 +160,7 @@ class _Lowering:
         self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
         self._direct = strategy.one(MoeRule).dispatch == DEEPEP
         self._decodes = module.serving == DECODE
+        self._shared = SharedWork.of(module)
         self._begun: dict[Value, Value] = {}  # first by last node of products in steps
         self._early = KernelsBesideGathers(parts, self._facts)
         self._nodes: dict[Value, Value] = {}
@@ -178,7 +180,7 @@ class _Lowering:
             kernel = fused.get(op, [op])
             if op is kernel[0] and not self._sits_out(op):
                 builder = Builder(self._registry, new, loc=op.loc, phase=op.phase)
-                builder.finish = partial(came_from, kernel[-1])
+                builder.finish = partial(self._shared.finish, kernel[-1])
                 if len(kernel) > 1:
                     self._kernel(kernel, builder)
                 else:
