@@ -22,12 +22,14 @@ from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.base import Elementwise, gradients, present, stated
 from stagec.ir_spec.ops.cache_rows import PAST, past_of
 from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.softmax import softmax
 from stagec.ir_spec.ops.structure import ratio
 
+_CURVES = ("softmax", "sigmoid", "sqrtsoftplus")
 _SCORES = (
     Param("k", "size", "experts of each token", required=True),
-    Param("scores", "name", "softmax (default) or sigmoid", choices=("softmax", "sigmoid")),
+    Param("scores", "name", "softmax (default), sigmoid or sqrtsoftplus", choices=_CURVES),
     Param("normalize", "flag", "divide the weights of a token by their sum"),
     Param("scale", "ratio", "multiply the weights by this (default 1)"),
 )
@@ -42,14 +44,15 @@ _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its o
 class Route(OpDef):
     """The experts of each token and their weights, from the router's logits [B, S, E], in fp32.
 
-    Scores are a softmax or sigmoids of the logits; a token uses the k best experts, from the best
-    `top_groups` of `groups` groups if those are stated (arXiv 2405.04434, section 2.2; 2412.19437).
+    Scores are a softmax of the logits, or of each one the sigmoid or the square root of the softplus;
+    a token uses the k best experts, from the best `top_groups` of `groups` groups if those are
+    stated (arXiv 2405.04434, section 2.2; 2412.19437).
     The optional second operand is a bias [E] that affects only the choice. The load is balanced:
     token s of a sequence uses experts (s k + j) mod E for j < k, like TorchTitan's forced load
     balancing for debugging; the weights are the scores of those experts, so the router has a
     gradient. With `copies` of experts, the load is even over all of them, and expert E + i is a
-    copy of i. FLOPs per logit: 5 for a softmax or 3 for a sigmoid, 1 for the bias, 1 comparison for
-    the choice and 1 more with groups; 2 per weight.
+    copy of i. FLOPs per logit: 5 for a softmax, 3 for a sigmoid or 4 for the root, 1 for the bias,
+    1 comparison for the choice and 1 more with groups; 2 per weight.
     """
 
     name = "stg.route"
@@ -121,7 +124,8 @@ class Route(OpDef):
 class RouteGrad(OpDef):
     """Gradient of `stg.route` with respect to the logits, from which the scores are recomputed.
 
-    FLOPs per logit: 5 and 5 for a softmax, 3 and 3 for a sigmoid; 6 per weight.
+    FLOPs per logit: 5 and 5 for a softmax, 3 and 3 for a sigmoid, 4 and 4 for the root of a
+    softplus; 6 per weight.
     """
 
     name = "stg.route_grad"
@@ -149,16 +153,20 @@ class RouteGrad(OpDef):
         np.put_along_axis(ds, experts, dw, -1)
         if op.text("scores") == "sigmoid":
             return [ds * scores * (1 - scores)]
+        if op.text("scores") == "sqrtsoftplus":
+            return [ds * sigmoid(logits) / (2 * scores)]
         return [scores * (ds - (ds * scores).sum(-1, keepdims=True))]
 
 
 def _score_flops(op: Operation) -> int:
-    return 3 if op.text("scores") == "sigmoid" else 5
+    return {"sigmoid": 3, "sqrtsoftplus": 4}.get(op.text("scores"), 5)
 
 
 def _scores(op: Operation, logits: Array) -> Array:
     if op.text("scores") == "sigmoid":
-        return 1 / (1 + np.exp(-logits))
+        return sigmoid(logits)
+    if op.text("scores") == "sqrtsoftplus":
+        return np.sqrt(np.logaddexp(logits, 0))
     return softmax(logits, None)
 
 

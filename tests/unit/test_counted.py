@@ -41,6 +41,7 @@ SOME = (
     "sd3.5-medium",
     "qwen3-vl-30b-a3b",
     "kimi-linear-48b",
+    "deepseek-v4-flash",
     "pixart-sigma",
     "paligemma-3b",
 )
