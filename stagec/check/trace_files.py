@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stagec.check.findings import CheckReport
 from stagec.check.members import GroupMembers
-from stagec.support.json_values import is_list, is_object
+from stagec.support.json_values import is_list, is_object, object_in
 from stagec.traces.checksum import CHECKSUM, is_intact
 
 MANIFEST_NAME = "manifest.json"
@@ -62,7 +62,10 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
         inside = next((e for e in entries if e.is_dir() and any(e.glob("*.[0-9]*.et"))), None)
         remedy = f"name the directory that holds traces: {inside}"
         if inside is None:
+            form = object_in(directory / MANIFEST_NAME).get("format", "chakra")
             remedy = "name a directory that holds traces"
+            if form != "chakra":
+                remedy = f"its format is '{form}': add chakra to --format of 'stagec compile'"
         report.error(directory, "no-traces", message, remedy)
         return "", {}
     if len(jobs) > 1:

@@ -267,6 +267,14 @@ def test_a_wrong_strategy(name: str, tmp_path: Path) -> None:
     assert not out.exists()
 
 
+def test_a_block_that_is_not_imported(tmp_path: Path) -> None:
+    """The remedy is the line that the text lacks."""
+    text = "stg.module @m { stg.symbols[B, S, D, F] stg.func @f(%x: bf16[B, S, D]) {\n"
+    path = tmp_path / "m.stg"
+    path.write_text(f"{text}%y = stg.call @swiglu(%x)\nstg.return(%y) }} }}", encoding="utf-8")
+    assert 'help: add stg.import["blocks/swiglu.stg"]' in stagec("analyze", str(path)).err
+
+
 def test_a_strategy_for_another_mesh(tmp_path: Path) -> None:
     file, out = tmp_path / "wrong.stg", tmp_path / "out"
     file.write_text("stg.strategy @s[mesh = @other] {\n  stg.split[B, over = dp]\n}\n")

@@ -88,6 +88,7 @@ def test_a_step_that_hosts_hold_up_says_so() -> None:
     words = "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"
     expected = [stagec("time", model, *words).out for model in ("gpt2", "llama3-8b")]
     assert ["Hosts hold this step up" in text for text in expected] == [True, False]
+    assert "--host-issue states" in expected[0]
 
 
 @pytest.mark.parametrize(
