@@ -329,7 +329,6 @@ class CompressedAttention(_Attends):
         return gradients(b, op, [grads[0], op.results[0], need_result(op, 1, "lse"), *op.operands])
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        q, *_ = args
         scores, keys = _scores(op, ctx, 0, args)
         sinks = args[2][None, :, None]
         lse = np.logaddexp.reduce(np.concatenate([scores, _like(scores, sinks)], -1), axis=-1)

@@ -15,7 +15,7 @@ For `x` queries and `x` keys, at positions from 0:
 | `causal, prefix = P`    | j <= i or j < P                 | x(x+1)/2 + p(p-1)/2, p = min(x, P)   |
 | `causal, selected`      | j <= i, and j is among its N    | as those of a window of N            |
 | `selected`              | j is among its N                | x min(x, N)                          |
-| `rate = M`, of row j    | (j + 1) M <= i + 1              | M n(n-1)/2 + n(x mod M + 1), n = [x/M] |
+| `rate = M`, of row j    | (j + 1) M <= i + 1              | M n(n-1)/2 + n(x%M + 1), n = [x/M]   |
 
 The numbers of pairs follow from these definitions, row by row. With `t` < x keys, a causal mask
 leaves min(i+1, t) keys to query i: the pairs of a window of `t`. Documents of equal lengths are

@@ -2,6 +2,7 @@
 arXiv 2512.24880): the weights with which a layer reads, writes and mixes them."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -124,7 +125,7 @@ class StreamWeightsGrad(_Weights):
         widths = [g[0, 0].size for g in grads]
         each = (flat * logits).sum((0, 1))
         ends = np.cumsum([0, *widths])
-        dscale = [each[a:b].sum() for a, b in zip(ends, ends[1:], strict=False)]
+        dscale = [each[a:b].sum() for a, b in pairwise(ends)]
         return [flat * np.repeat(scale, widths), np.array(dscale), flat.sum((0, 1))]
 
 
