@@ -45,8 +45,8 @@ class Route(OpDef):
     """The experts of each token and their weights, from the router's logits [B, S, E], in fp32.
 
     Scores are a softmax of the logits, or of each one the sigmoid or the square root of the
-    softplus; a token uses the k best experts, from the best `top_groups` of `groups` groups if those
-    are stated (arXiv 2405.04434, section 2.2; 2412.19437).
+    softplus; a token uses the k best experts, from the best `top_groups` of `groups` groups if
+    those are stated (arXiv 2405.04434, section 2.2; 2412.19437).
     The optional second operand is a bias [E] that affects only the choice. The load is balanced:
     token s of a sequence uses experts (s k + j) mod E for j < k, like TorchTitan's forced load
     balancing for debugging; the weights are the scores of those experts, so the router has a
