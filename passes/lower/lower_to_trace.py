@@ -61,6 +61,7 @@ from stagec.passes.lower.steps import (
     shared_out,
     sum_of,
 )
+from stagec.passes.lower.turned import TurnedOperands
 from stagec.sharding.gathers import ahead_of
 from stagec.sharding.work import viewed
 
@@ -165,6 +166,7 @@ class _Lowering:
         self._early = KernelsBesideGathers(parts, self._facts)
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # further nodes for which users wait
+        self._turned = TurnedOperands(self._deps)
         self._channels: dict[Operation, int] = {}
         self._idle = False  # inside iterations in which the rank does not work
 
@@ -333,6 +335,7 @@ class _Lowering:
         if op.flag("decoded"):
             (own, attrs), weight = decoding(op, attrs), self._deps(op.operands[1:])
             deps.append(b.value("et.comp", weight, own, hint=op.results[1].name))
+        deps += self._turned.before([op], b)
         return b.value("et.comp", deps, attrs, hint=name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
@@ -343,6 +346,7 @@ class _Lowering:
         node = self._beside_gather(ops, b)
         if node is None:
             attrs = self._attributes(ops)
+            deps += self._turned.before(ops, b)
             node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
         self._nodes.update(dict.fromkeys(inside, node))
 
