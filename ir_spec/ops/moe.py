@@ -180,7 +180,8 @@ def _weights(op: Operation, scores: Array, experts: Array) -> Array:
 class Dispatch(OpDef):
     """Copies each token to the buffers of its experts, on each rank: [B, S, D] to [E, B, C, D].
 
-    There are C = S k capacity / E rows per sequence and expert. The buffers are filled in the order
+    There are C = S k capacity / E rows per sequence and expert, with `slots` in place of E if a token
+    may also choose experts without weights, which have the numbers from E on. The buffers are filled in the order
     of the tokens; with a capacity factor above 1, the remaining rows are zero, and rows beyond C
     would be dropped (there are none under balanced load). A split of the tokens splits B and C
     equally, so each rank fills its own part, and ops that read rows from the buffers need the same
@@ -197,6 +198,7 @@ class Dispatch(OpDef):
     operands = ("x", "experts", "weights*")
     params = (
         Param("count", "size", "the number of experts", required=True),
+        Param("slots", "size", "a token chooses among so many (default count); others get no rows"),
         Param("capacity", "ratio", "the capacity factor (default 1)"),
         Param("load_from", "int", "experts have loads, those of the layers from this one on"),
         Param("spread", "flag", "tokens choose some experts more often, so few reach fewer"),
@@ -205,7 +207,8 @@ class Dispatch(OpDef):
     example = "%xs = stg.dispatch[count = E](%x, %experts) : bf16[E, B, S*T/E, D]"
 
     def rule(self, op: Operation) -> Rule:
-        count, k = op.expr("count"), op.operands[1].tensor.shape[-1]
+        count = op.expr("count")
+        k = op.operands[1].tensor.shape[-1] * count / op.expr("slots", count)
         capacity = op.expr("capacity", ONE)
         return make_rule(
             ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d",
@@ -231,7 +234,7 @@ class Dispatch(OpDef):
         return gradients(b, op, [*grads, op.operands[1]], by="stg.combine")
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        return op.expr("count") if operand == 1 else None
+        return op.expr("slots", op.expr("count")) if operand == 1 else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, experts = args[:2]
@@ -417,6 +420,46 @@ class SortRows(Elementwise):
         return [args[0]]
 
 
+class ZeroWeights(OpDef):
+    """The sum of the weights of a token's experts from number `first` on, [B, S]: experts without
+    weights return their input, and the sum times it is what a token gets of them all (LongCat-Flash,
+    arXiv 2509.01322). One FLOP per weight."""
+
+    name = "stg.zero_weights"
+    operands = ("weights", "experts")
+    params = (Param("first", "size", "the number of the first of them", required=True),)
+    index = IndexRule("bst,bst->bs", whole="t", linear=(0,))
+    flops_per_point = 1
+    example = "%w0 = stg.zero_weights[first = E](%weights, %experts) : f32[B, S]"
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("first") * 2 if operand == 1 else None
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [grads[0], op.operands[1]])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        weights, experts = args
+        return [(weights * (experts >= ctx.size(op.expr("first")))).sum(-1)]
+
+
+class ZeroWeightsGrad(OpDef):
+    """Gradient of `stg.zero_weights` with respect to the weights: a selection, no FLOPs."""
+
+    name = "stg.zero_weights_grad"
+    operands = ("dy", "experts")
+    params = ZeroWeights.params
+    index = IndexRule("bs,bst->bst", whole="t", linear=(0,))
+    example = "%dw = stg.zero_weights_grad[first = E](%dw0, %experts) : f32[B, S, T]"
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("first") * 2 if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, experts = args
+        return [dy[..., None] * (experts >= ctx.size(op.expr("first")))]
+
+
 class CombineWeightsGrad(OpDef):
     """Gradient of `stg.combine` with respect to the weights: <dy, y> for each copy, 2 FLOPs per
     element, in fp32.
@@ -462,9 +505,11 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
     """The parameters of the dispatch whose result has the shape of `y`."""
     count, _, rows, _ = y.tensor.shape
     _, tokens, k = experts.tensor.shape
-    factor = rows * count / (tokens * k)
+    factor, routed = rows * count / (tokens * k), y.tensor.dims[2].routed
     attrs: dict[str, RawAttr] = {"count": count}
-    if factor != 1 or y.tensor.dims[2].routed is None:
+    if routed is not None and routed.k != k:
+        attrs["slots"], factor = count * k / routed.k, factor * k / routed.k
+    if factor != 1 or routed is None:
         attrs["capacity"] = factor
     load = y.tensor.dims[2].load
     return attrs | ({"load_from": load.first} if load is not None else {})

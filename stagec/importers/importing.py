@@ -35,7 +35,6 @@ NOT_MODELED: Mapping[str, str] = {
     "hy_v4": "several residual streams that each layer mixes",
     "qwen4_exp": "several residual streams, and tables of n-grams",
     "kimi_k3": "residuals from the outputs of earlier blocks of layers",
-    "longcat_flash": "experts that return their input",
     "xlstm": "cells with matrix memories",
     "blt": "patches of bytes that a model of their entropy forms",
 }

@@ -565,6 +565,18 @@ CASES = {
         )
         for scores in ("sigmoid", "sqrtsoftplus")
     },
+    "zero_weights": Case(
+        "%w: f32[B, S, N | param], %x: f32[B, S, 2*G]",
+        "%t, %i = stg.topk[k = N](%x)\n    %y = stg.zero_weights[first = G](%w, %i)",
+        "B, S",
+    ),
+    "dispatch-slots": Case(
+        "%x: f32[B, H, D | param], %r: f32[B, H, 2*G | param]",
+        "%w, %t = stg.route[k = 2](%r)\n"
+        "    %y0 = stg.dispatch[count = G, slots = 2*G](%x, %t)\n"
+        "    %y = stg.combine(%y0, %t, %w)",
+        "B, H, D",
+    ),
     "dispatch": Case(
         "%x: f32[B, H, D | param], %t: i32[B, H, 1]",
         "%y = stg.dispatch[count = G, capacity = 2](%x, %t)",

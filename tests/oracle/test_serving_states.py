@@ -39,7 +39,7 @@ STEPS = {
     "chunks": (("prefill", 2), ("prefill", 3), ("decode", 2), ("decode", 1)),
 }
 COMPRESSED = "deepseek_v4"
-LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "longcat_flash")
 #: One family of each kind of state.
 MIXED = ("mamba2", "qwen3_next", "rwkv7", "deepseek_v3", "deepseek_v32")
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
@@ -76,7 +76,8 @@ def path_of(family: str) -> str:
 def sizes_of(family: str) -> dict[str, int]:
     config = small(family)
     sparse = any("experts" in key for key in config)
-    return {"B": 4, **(EXPERTS if sparse else {})}
+    every = EXPERTS | ({"T": 4} if "zero_expert_num" in config else {})
+    return {"B": 4, **(every if sparse else {})}
 
 
 @crossed(
