@@ -82,10 +82,13 @@ def _family_of(
     if key not in members:
         other = next((what for k, what in _OTHER_FILES.items() if k in members), None)
         hint = f"; it looks like {other}" if other else ""
+        base = members.get("base_model_name_or_path")
         raise error(
             f"{config.file} has no key 'model_type'{hint}",
             text.place(0),
-            remedy="give the config.json of a model",
+            remedy=f"give the config.json of {base.value!r:.90}, and --lora with its target_modules"
+            if base
+            else "give the config.json of a model",
         )
     name = config.text(key)
     if name not in known and name in NOT_MODELED:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
+_T = TypeVar("_T")
 
 
 class RareOption(click.Option):
@@ -73,12 +74,12 @@ def _merged(merge: Callable[[Any], Any]) -> Callable[[click.Context, click.Param
 def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
     """The click type of values of a kind."""
     match kind:
-        case Whole(least=least, most=most):
-            return _IntRange(least, most)
+        case Whole():
+            return _IntRange(kind)
         case Number(least=least, most=most, above=above):
             return _FloatRange(least, most, min_open=above)
-        case OneOf(choices=choices):
-            return _Choice(choices)
+        case OneOf():
+            return _Choice(kind)
         case File():
             return click.Path(path_type=Path)
         case AnyText(completes=""):
@@ -87,18 +88,37 @@ def type_of(kind: Kind[Any]) -> click.ParamType[Any]:
             return _OfKind(kind)
 
 
+def _read(kind: Kind[_T], type_: click.ParamType[Any], value: Any, *where: Any) -> _T:
+    """A text as a value of a kind, whose message is that of the type; other values are returned
+    unchanged."""
+    try:
+        return kind.read(value) if isinstance(value, str) else value
+    except ValueError as problem:
+        type_.fail(str(problem), *where)
+
+
 class _Choice(click.Choice[str]):
     """Choices that accept underscores for hyphens (`OneOf`)."""
 
+    def __init__(self, kind: OneOf) -> None:
+        super().__init__(kind.choices)
+        self._kind = kind
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        spelled = str(value).replace("_", "-")
-        return super().convert(spelled if spelled in self.choices else value, param, ctx)
+        return _read(self._kind, self, value, param, ctx)
 
 
 class _IntRange(click.IntRange):
     """A range whose messages name an integer."""
 
     name = "integer"
+
+    def __init__(self, kind: Whole) -> None:
+        super().__init__(kind.least, kind.most)
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return _read(self._kind, self, value, param, ctx)
 
 
 class _FloatRange(click.FloatRange):
