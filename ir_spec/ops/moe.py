@@ -180,10 +180,10 @@ def _weights(op: Operation, scores: Array, experts: Array) -> Array:
 class Dispatch(OpDef):
     """Copies each token to the buffers of its experts, on each rank: [B, S, D] to [E, B, C, D].
 
-    There are C = S k capacity / E rows per sequence and expert, with `slots` in place of E if a token
-    may also choose experts without weights, which have the numbers from E on. The buffers are filled in the order
-    of the tokens; with a capacity factor above 1, the remaining rows are zero, and rows beyond C
-    would be dropped (there are none under balanced load). A split of the tokens splits B and C
+    There are C = S k capacity / E rows per sequence and expert, with `slots` in place of E if a
+    token may also choose experts without weights, which have the numbers from E on. The buffers are
+    filled in the order of the tokens; with a capacity factor above 1, the remaining rows are zero,
+    and rows beyond C would be dropped (there are none under balanced load). A split of the tokens splits B and C
     equally, so each rank fills its own part, and ops that read rows from the buffers need the same
     split of the tokens; an all_to_all moves rows to the ranks of the experts. With weights, each
     copy is multiplied by its own: the gradient of `stg.combine`.
@@ -422,8 +422,8 @@ class SortRows(Elementwise):
 
 class ZeroWeights(OpDef):
     """The sum of the weights of a token's experts from number `first` on, [B, S]: experts without
-    weights return their input, and the sum times it is what a token gets of them all (LongCat-Flash,
-    arXiv 2509.01322). One FLOP per weight."""
+    weights return their input, and the sum times it is what a token gets of them all
+    (LongCat-Flash, arXiv 2509.01322). One FLOP per weight."""
 
     name = "stg.zero_weights"
     operands = ("weights", "experts")

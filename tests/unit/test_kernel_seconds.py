@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -568,7 +568,7 @@ def test_a_microbatch_adds_no_casts_of_parameters_that_stay(machine: str) -> Non
     """With `once` and `stored` only the first microbatch casts parameters, so a further one takes
     less time than with `each`; both are the same but for what ZeRO-3 gathers."""
 
-    def added(weights: str, zero: int = 1) -> float:
+    def added(weights: Literal["each", "once", "stored"], zero: int = 1) -> float:
         def step(n: int) -> float:
             job = stagec.job(
                 "llama3-8b",

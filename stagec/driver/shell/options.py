@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stagec.machines import Machine
 
 F = TypeVar("F", bound=Callable[..., Any])
-_T = TypeVar("_T")
 
 
 def takes_job(function: F) -> F:
