@@ -183,10 +183,10 @@ class Dispatch(OpDef):
     There are C = S k capacity / E rows per sequence and expert, with `slots` in place of E if a
     token may also choose experts without weights, which have the numbers from E on. The buffers are
     filled in the order of the tokens; with a capacity factor above 1, the remaining rows are zero,
-    and rows beyond C would be dropped (there are none under balanced load). A split of the tokens splits B and C
-    equally, so each rank fills its own part, and ops that read rows from the buffers need the same
-    split of the tokens; an all_to_all moves rows to the ranks of the experts. With weights, each
-    copy is multiplied by its own: the gradient of `stg.combine`.
+    and rows beyond C would be dropped (there are none under balanced load). A split of the tokens
+    splits B and C equally, so each rank fills its own part, and ops that read rows from the buffers
+    need the same split of the tokens; an all_to_all moves rows to the ranks of the experts. With
+    weights, each copy is multiplied by its own: the gradient of `stg.combine`.
 
     Without a capacity, the type states that a router distributes the rows, `routed(E=2, T)`:
     products read only the weights of experts that receive tokens. With a capacity, buffers are
