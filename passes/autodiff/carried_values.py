@@ -93,10 +93,7 @@ class _HandOver:
 
     def run(self, *, keep_inputs: bool, keep_idle: bool) -> None:
         for op in list(self._back.body.walk()):
-            self._place = enclosing(op, self._back.body)
-            for index, value in enumerate(op.operands):
-                if value.region is self._forward.body:
-                    op.set_operand(index, self._use(value))
+            self._take_operands(op)
         if self._what.policy == "full_replay":
             self._replay_rest()
         if keep_inputs and self._what.policy in ("full", "full_replay"):
@@ -108,6 +105,17 @@ class _HandOver:
         for name, number in ((FIRST, self._what.layers), (EVERY, self._what.every)):
             if number and any(op.phase == "recompute" for op in self._back.body.ops):
                 self._back.attrs[name] = const(number)
+
+    def _take_operands(self, op: Operation) -> None:
+        """Give an operation of backward its operands of forward; a discard of what is only saved
+        ends where that is computed again."""
+        self._place = enclosing(op, self._back.body)
+        if op.flag("saved") and self._get(op.operands[0]).producer is not None:
+            op.erase()
+            return
+        for index, value in enumerate(op.operands):
+            if value.region is self._forward.body:
+                op.set_operand(index, self._use(value))
 
     def _use(self, value: Value) -> Value:
         """The value that backward uses for a forward value. Where only some iterations recompute

@@ -368,6 +368,8 @@ class _Tape:
     def _keep_saved(self, op: Operation, made: Sequence[Operation]) -> None:
         """Keep the activations that an op has saved until its last gradient op."""
         last = next((each for each in reversed(made) if not each.has(Free)), None)
+        if any(each.flag("saved") for each in made):
+            return
         saved = {v for v in (*op.operands, *op.results) if not is_of_parameter(v)}
         read = dict.fromkeys(v for each in made for v in each.operands if v in saved)
         if last is not None and (kept := [v for v in read if v not in last.operands]):
