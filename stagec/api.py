@@ -39,7 +39,8 @@ from stagec.pipeline.passes import Pass, Plugin
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import Pipeline, parse_pipeline, print_pipeline
 from stagec.pipeline.verify import verify_module
-from stagec.program.nodes import Program
+from stagec.program.groups import GroupAxes
+from stagec.program.nodes import Node, Program
 from stagec.schedule.action import Action, Placement, StageChunk
 from stagec.schedule.base import Schedule
 from stagec.serving.policy import BatchingPolicy, LiveRequest, ServerLimits, ServerState, StepPlan
@@ -81,6 +82,7 @@ __all__ = [
     "FileLoc",
     "Format",
     "Grads",
+    "GroupAxes",
     "Hooks",
     "IndexRule",
     "Instrument",
@@ -95,6 +97,7 @@ __all__ = [
     "ModelText",
     "Module",
     "NameLoc",
+    "Node",
     "NumericContext",
     "OpDef",
     "OpaqueType",

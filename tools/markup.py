@@ -40,8 +40,8 @@ def paragraphs(doc: str) -> Iterator[list[str]]:
 
 
 def markdown(doc: str) -> Iterator[str]:
-    """A docstring as Markdown: joined prose, unchanged tables, and fenced `Before:` and `After:`
-    blocks."""
+    """A docstring as Markdown: joined prose and items, unchanged tables, and fenced `Before:` and
+    `After:` blocks."""
     for number, lines in enumerate(paragraphs(doc)):
         if number:
             yield ""
@@ -64,6 +64,10 @@ def _sections(lines: Sequence[str]) -> Iterator[str]:
         if code:
             yield from ("```text", *code, "```", "")
             code = []
+        if line.startswith("- ") and prose:  # an item is a line of its own
+            yield " ".join(prose)
+            yield from () if prose[0].startswith("- ") else ("",)
+            prose = []
         if line:
             prose.append(line.strip())
     if prose:

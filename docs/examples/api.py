@@ -326,7 +326,7 @@ wider = [time_step("llama3-8b", "h100-sxm", tp=tp, sizes={"L": 4}) for tp in (1,
 
 
 # == Formats: From the program of a rank class to the bytes of any of its ranks, as `--format NAME` takes it.
-# -- Format, Program, Layout
+# -- Format, Program, Node, GroupAxes, Layout
 class Names(Format):
     name, suffix = "names", "txt"
 

@@ -46,6 +46,7 @@ from stagec.ir.options import Choice, choice, declared_options
 from stagec.ir.param import attr_text
 from stagec.ir.traits import Conditional, Repeats
 from stagec.ir_spec.ops.functions import AS, CallOp, ParamOp
+from stagec.models import blocks
 from stagec.passes.shapes.options import ChosenCopier
 from stagec.support.limits import MAX_DEPTH, MAX_OPERATIONS
 from stagec.support.source import file_loc
@@ -239,9 +240,13 @@ class _Inliner:
         """The function of a call. Raises `DiagnosticError` if the call does not match it."""
         block = self._blocks.get(name)
         if block is None:
+            text = f"blocks/{name}.stg"
+            ours = f'add stg.import["{text}"]' if text in blocks() else ""
             raise call.error(
                 f"no private function @{name}",
-                remedy=did_you_mean(name, self._blocks, "@") or "define it, or import its text",
+                remedy=ours
+                or did_you_mean(name, self._blocks, "@")
+                or "define it, or import its text",
             )
         if name in at.calls:
             raise call.error(

@@ -7,13 +7,13 @@ import json
 import re
 import reprlib
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
 from stagec.check.findings import CheckReport
 from stagec.check.members import GroupMembers
-from stagec.support.json_values import is_list, is_object
+from stagec.support.json_values import is_list, is_object, object_in
 from stagec.traces.checksum import CHECKSUM, is_intact
 
 MANIFEST_NAME = "manifest.json"
@@ -62,7 +62,10 @@ def discover(directory: Path, report: CheckReport) -> tuple[str, dict[int, Path]
         inside = next((e for e in entries if e.is_dir() and any(e.glob("*.[0-9]*.et"))), None)
         remedy = f"name the directory that holds traces: {inside}"
         if inside is None:
+            form = object_in(directory / MANIFEST_NAME).get("format", "chakra")
             remedy = "name a directory that holds traces"
+            if form != "chakra":
+                remedy = f"its format is '{form}': add chakra to --format of 'stagec compile'"
         report.error(directory, "no-traces", message, remedy)
         return "", {}
     if len(jobs) > 1:
@@ -107,11 +110,22 @@ def _check_ranks(
     directory: Path, name: str, files: Mapping[int, Path], report: CheckReport
 ) -> None:
     missing = next((rank for rank in range(len(files)) if rank not in files), None)
-    if missing is not None:
+    if ranks := written_of(directory, files):
+        message = f"expected all {ranks:,} ranks of the job, found {len(files):,} (--only-ranks)"
+        remedy = "check one trace alone, or the whole job in one file ('stagec compile --archive')"
+        report.error(directory, "missing-rank", message, remedy)
+    elif missing is not None:
         last = max(files)
         end = files[last].name.removeprefix(f"{name}.{last}")
         message = f"expected ranks 0 to {last}, found no {name}.{missing}{end}"
         report.error(directory, "missing-rank", message, "number the ranks from 0 without gaps")
+
+
+def written_of(directory: Path, files: Sized) -> int:
+    """The number of ranks of the job of which `--only-ranks` wrote fewer here, else 0."""
+    manifest = object_in(directory / MANIFEST_NAME)
+    ranks = manifest.get("ranks") if "ranks_written" in manifest else 0
+    return ranks if isinstance(ranks, int) and ranks > len(files) else 0
 
 
 def read_groups(directory: Path, name: str, report: CheckReport) -> GroupsFile | None:

@@ -29,14 +29,12 @@ _OTHER_FILES: Mapping[str, str] = {
 
 #: Model types that are not read, and what of them is not modeled.
 NOT_MODELED: Mapping[str, str] = {
-    "deepseek_v4": "attention to keys that are compressed from several tokens",
     "deepseek_ref": "attention to keys that are compressed from several tokens",
     "glm5_next": "several residual streams that each layer mixes",
     "mistral_large4": "layers that take the latent keys of earlier ones",
     "hy_v4": "several residual streams that each layer mixes",
     "qwen4_exp": "several residual streams, and tables of n-grams",
     "kimi_k3": "residuals from the outputs of earlier blocks of layers",
-    "longcat_flash": "experts that return their input",
     "xlstm": "cells with matrix memories",
     "blt": "patches of bytes that a model of their entropy forms",
 }
@@ -84,10 +82,13 @@ def _family_of(
     if key not in members:
         other = next((what for k, what in _OTHER_FILES.items() if k in members), None)
         hint = f"; it looks like {other}" if other else ""
+        base = members.get("base_model_name_or_path")
         raise error(
             f"{config.file} has no key 'model_type'{hint}",
             text.place(0),
-            remedy="give the config.json of a model",
+            remedy=f"give the config.json of {base.value!r:.90}, and --lora with its target_modules"
+            if base
+            else "give the config.json of a model",
         )
     name = config.text(key)
     if name not in known and name in NOT_MODELED:

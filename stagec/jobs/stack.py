@@ -71,7 +71,9 @@ def stack_source(name: str, session: Session, loc: Loc = UNKNOWN) -> Source:
         raise error(
             f"no stack '{short}', neither in the library nor as a file",
             loc,
-            remedy=did_you_mean(short, known) or f"choose among {', '.join(known)}, or a file",
+            remedy=did_you_mean(short, known)
+            or did_you_mean(short.lower(), (n for n in known if "@" not in n))
+            or f"choose among {', '.join(known)}, or a file",
         )
     path = f"stacks/{short}{SUFFIX}"
     return session.remember(Source(LIBRARY + path, library_text(path)))

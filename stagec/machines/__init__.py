@@ -14,7 +14,7 @@ from stagec.machines.figures import figure_text
 from stagec.machines.reading import file_text
 from stagec.machines.schema import Level, Machine
 from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
+from stagec.support.suggest import did_you_mean, other_spelling
 
 __all__ = [
     "Level",
@@ -104,9 +104,10 @@ def _name_of(given: str) -> str:
     machine = find_machine(given)
     if machine is None:
         known = machines().values()
-        hint = did_you_mean(given.lower(), [n for m in known for n in (m.name, *m.aliases)])
+        names = [n for m in known for n in (m.name, *m.aliases)]
+        hint = did_you_mean(given.lower(), names) or other_spelling(given, names)
         raise error(
-            f"no machine '{given}'",
+            f"no machine '{given}'" if given else "--machine is empty",
             remedy=hint or f"give a file, or choose among {', '.join(m.name for m in known)}",
         )
     return machine.name

@@ -134,7 +134,8 @@ def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
                 way = ("network", own.index(merged[way[1]]), *way[2:])
             return _place(known, way, file)
 
-        raise DiagnosticError(*(_diagnostic(d, place(d["loc"])) for d in e.errors())) from None
+        problems = [d for d in e.errors() if d["loc"] != ("efficiency",)]  # it has defaults
+        raise DiagnosticError(*(_diagnostic(d, place(d["loc"])) for d in problems)) from None
 
 
 def _names_of_levels(tables: Tables) -> list[object]:
@@ -193,14 +194,31 @@ def _diagnostic(problem: Any, place: Loc) -> Diagnostic:
         remedy = did_you_mean(str(way[-1]), names) or f"the names here are: {', '.join(names)}"
     elif problem["type"] == "missing":
         message = "is missing"
-        remedy = f"write it, with its source; {_REMEDY}"
+        remedy = f"write {_expected(way)}; {_REMEDY}"
     elif problem["type"] == "model_type":
         message = 'expects a figure, { value = "...", source = "..." }, or a table'
     return Diagnostic(f"{f'{where}: ' if where else ''}{message}", place, "error", remedy)
 
 
+def _expected(way: tuple[Any, ...]) -> str:
+    """What a missing table or figure consists of."""
+    levels = way == ("network",)
+    fields = _fields((*way, 0) if levels else way)
+    needed = [name for name, field in fields.items() if field.is_required()]
+    if not needed or "source" in needed:
+        return "it, with its source"
+    head = "[[network]]" if levels else f"[{'.'.join(map(str, way))}]"
+    names = ", ".join(needed)
+    return f'{head} with {names}, or take it from another machine: base = "h100-sxm"'
+
+
 def _names(way: tuple[Any, ...]) -> list[str]:
     """The names in the schema at this path in a text."""
+    return [n for n in _fields(way) if n != "name" or way]
+
+
+def _fields(way: tuple[Any, ...]) -> dict[str, Any]:
+    """The fields in the schema at this path in a text, by their names there."""
     here: Any = Machine
     for step in way:
         fields = getattr(here, "model_fields", None)
@@ -210,8 +228,7 @@ def _names(way: tuple[Any, ...]) -> list[str]:
             here = next((a for a in reversed(get_args(here)) if a is not Ellipsis), None)
         while get_origin(here) in (Annotated, Union, UnionType):
             here = get_args(here)[0]
-    fields = getattr(here, "model_fields", {})
-    return [f.alias or n for n, f in fields.items() if n != "name" or way]
+    return {f.alias or n: f for n, f in getattr(here, "model_fields", {}).items()}
 
 
 def _place(

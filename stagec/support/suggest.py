@@ -1,10 +1,13 @@
 """Suggestions of known names for an unknown one."""
 
+import re
 from collections.abc import Iterable
 
 _MAX_WORD = 80
 #: The most equally near words that are suggested.
 _MOST = 3
+#: Names with more letters and digits may differ by one.
+_LONG = 7
 
 
 def did_you_mean(word: str, known: Iterable[str], sigil: str = "") -> str | None:
@@ -21,6 +24,34 @@ def did_you_mean(word: str, known: Iterable[str], sigil: str = "") -> str | None
     if not names:
         return None
     return f"did you mean {' or '.join(filter(None, (', '.join(names[:-1]), names[-1])))}?"
+
+
+def other_spelling(word: str, known: Iterable[str]) -> str | None:
+    """A remedy for a name as a hub or a product has it (`Qwen/Qwen3-30B-A3B`, `NVIDIA H100 80GB
+    HBM3`): the names with the same letters and digits after the last slash, those that are a word
+    of it, or those with one more or less; None if there are none."""
+    names = {_plain(name): name for name in sorted(known)}
+    own, words = _plain(word.rpartition("/")[2]), re.split(r"[^a-z0-9.]+", word.lower())
+    near = [names[own]] if own in names else [n for n in names.values() if n in words]
+    if not near and len(own) > _LONG:
+        near = [n for p, n in names.items() if p[:4] == own[:4] and _slips(p, own) == 1]
+    return f"did you mean {' or '.join(map(repr, near))}?" if 0 < len(near) <= _MOST else None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def written_out(text: str) -> str:
+    """What to write in place of a number with a suffix, an exponent or commas (`128k`, `1e6`,
+    `4,096`), as the end of a message; empty for other texts."""
+    match = re.fullmatch(r"([0-9]{1,6})(?:e([0-9]{1,2})|([km]))", text.lower())
+    if match is not None:
+        number, power = int(match[1]), int(match[2] or {"k": 3, "m": 6}[match[3]])
+        binary = f" or {number << 10 * power // 3}" if match[3] else ""
+        return f"; write {number * 10**power}{binary}"
+    grouped = re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", text)
+    return f"; write {text.replace(',', '')}" if grouped else ""
 
 
 def _mistyped(word: str, names: list[str]) -> list[str]:

@@ -178,14 +178,22 @@ def accept_command(test_file: Path) -> str:
     return f"stagec test {shlex.quote(str(test_file))} --bless"
 
 
+#: The files of a folder of which the lines that differ are shown.
+_DIFFS = 3
+
+
 def report(problems: Sequence[Problem], test_file: Path) -> int:
     """Print the problems and how to accept them to stderr; the exit code."""
     if not problems:
         return 0
+    diffs = 0
     for problem in problems:
+        diffs += bool(problem.diff)
         log(f"golden: {problem.headline}")
-        if problem.diff:
+        if problem.diff and diffs <= _DIFFS:
             log(problem.diff)
+    if diffs > _DIFFS:  # dumps repeat what the first pass changed
+        log(f"golden: the differences of the first {_DIFFS} files are shown, of {diffs}")
     log(f"golden: to accept, run\n  {accept_command(test_file)}")
     return 1
 

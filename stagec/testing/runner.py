@@ -236,13 +236,18 @@ class LitTest:
 # ------------------------------------------------------------------ reporting
 
 _SHOWN = 20_000
+#: The lines of what a golden compares: its difference says the rest.
+_COMPARED = 8
 
 
-def indented(title: str, data: bytes) -> str:
-    """A titled block of captured output, or nothing."""
+def indented(title: str, data: bytes, most: int | None = None) -> str:
+    """A titled block of captured output, at most so many lines of it, or nothing."""
     text = data.decode("utf-8", "replace")
     if not text:
         return ""
+    lines = text.splitlines()
+    if most is not None and len(lines) > most:
+        text = "\n".join([*lines[:most], f"... ({len(lines) - most} more lines)"])
     if len(text) > _SHOWN:
         text = f"{text[:_SHOWN]}\n... ({len(text) - _SHOWN} more characters)"
     return f"  {title}:\n" + "".join(f"    {line}\n" for line in text.splitlines())
@@ -251,9 +256,11 @@ def indented(title: str, data: bytes) -> str:
 def describe_failure(test: LitTest, outcomes: Sequence[Outcome]) -> str:
     """The RUN lines, what each command printed, and how to run the test by hand."""
     parts = [f"RUN: {line}\n" for line in test.lines()]
+    compared = bool(outcomes) and outcomes[-1].command.startswith("%golden")
     for outcome in outcomes:
         parts.append(f"\n$ {outcome.command}\n  exit code {outcome.code}\n")
-        parts += [indented("stdout", outcome.stdout), indented("stderr", outcome.stderr)]
+        most = _COMPARED if compared and not outcome.code else None
+        parts += [indented("stdout", outcome.stdout, most), indented("stderr", outcome.stderr)]
     parts.append("\nby hand:\n")
     parts += [f"  {test.shell(line)}\n" for line in test.lines()]
     return "".join(parts)

@@ -4,6 +4,7 @@ nothing is written. Hostile input is refused in seconds.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import time
@@ -265,6 +266,64 @@ def test_a_wrong_strategy(name: str, tmp_path: Path) -> None:
     assert first.startswith(f"{file}:{place}: error: ")
     assert message in first
     assert not out.exists()
+
+
+#: Values as users write them, and the end of what is said of them.
+HABITS = {
+    "memory llama3-8b --set S=128k": "found '128k'; write 128000 or 131072",
+    "memory llama3-8b --set S=1e6": "found '1e6'; write 1000000",
+    "memory llama3-8b --set S=131,072": "'072' is not NAME=VALUE; write numbers without commas",
+    "memory llama3-8b --microbatches 1k": "'1k' is not a valid integer; write 1000 or 1024.",
+    "search llama3-8b --ranks 1,024 --machine h100": "integer; write numbers without commas.",
+    "memory llama3-8b --optimizer AdamW": "did you mean 'adamw'?",
+    "memory llama3-8b --param-dtype bfloat16": "did you mean 'bf16'?",
+    "memory llama3-8b --limit 80gb": "did you mean 80GB?",
+    "memory llama3-8b --stack Megatron-Core": "did you mean 'megatron-core'?",
+    "memory Llama_3_8B": "did you mean 'llama3-8b'?",
+    "memory Qwen/Qwen3-30B-A3B": "did you mean 'qwen3-30b-a3b'? Nothing is downloaded: give the "
+    "path of its config.json",
+    "time gpt2 --machine 'NVIDIA H100 80GB HBM3'": "did you mean 'h100'?",
+    "time gpt2 --machine ''": "error: --machine is empty",
+    "memory job.yaml": "write jobs in TOML, as --print-job does",
+    "time gpt2 --machine h100 --sweep foo=1": "nor a symbol; such as tp=1,2",
+}
+
+
+@pytest.mark.parametrize("line", HABITS)
+def test_habits_of_other_tools_have_a_remedy(line: str) -> None:
+    ran = stagec(*shlex.split(line))
+    assert ran.code in (1, 2)
+    assert HABITS[line] in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("adapter_config.json", '{"base_model_name_or_path": "a/b"}', "adapter_config.json names"),
+        ("model.safetensors.index.json", "{}", "help: give a model's config.json, or the folder"),
+        ("other.json", "{}", "help: give the file itself: other.json"),
+    ],
+)
+def test_a_folder_without_the_configuration_of_a_model(
+    name: str, text: str, expected: str, tmp_path: Path
+) -> None:
+    """What stands beside a configuration is not proposed in its place."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert expected in stagec("memory", str(tmp_path)).err
+
+
+def test_an_adapter_names_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text('{"base_model_name_or_path": "a/b"}', encoding="utf-8")
+    assert "give the config.json of 'a/b', and --lora" in stagec("import", str(path)).err
+
+
+def test_a_block_that_is_not_imported(tmp_path: Path) -> None:
+    """The remedy is the line that the text lacks."""
+    text = "stg.module @m { stg.symbols[B, S, D, F] stg.func @f(%x: bf16[B, S, D]) {\n"
+    path = tmp_path / "m.stg"
+    path.write_text(f"{text}%y = stg.call @swiglu(%x)\nstg.return(%y) }} }}", encoding="utf-8")
+    assert 'help: add stg.import["blocks/swiglu.stg"]' in stagec("analyze", str(path)).err
 
 
 def test_a_strategy_for_another_mesh(tmp_path: Path) -> None:

@@ -107,6 +107,20 @@ def test_directories_differ_by_missing_extra_and_different(
     assert "-other\n+a\n" in shown
 
 
+def test_of_many_files_that_differ_the_first_are_shown(
+    dirs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is named: a fault in an early pass changes every dump after it."""
+    for number in range(6):
+        for folder, text in zip(dirs, ("new", "old"), strict=True):
+            (folder / f"{number}.stg").write_text(f"{text} {number}\n")
+    assert check_dirs(*dirs) == 1
+    shown = capsys.readouterr().err
+    assert all(f"different: {number}.stg" in shown for number in range(6))
+    assert [f"+new {number}" in shown for number in range(6)] == [True] * 3 + [False] * 3
+    assert "the differences of the first 3 files are shown, of 7" in shown
+
+
 def test_blessing_a_directory_makes_it_equal(
     dirs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,10 @@ def test_python_takes_and_gives_them(tmp_path: Path) -> None:
         ("[strategy]\nnum_gpus = 8\n", "here it is --ranks N"),
         ('model = "llama3-8b"\n[strategy]\ntp = "many"\n', "tp: 'many' is not a valid integer"),
         ('model = "llama3-8b"\nmachine = 3\n', "expected a table with name and used_ranks"),
+        (
+            'model = "llama3-8b"\n[machine]\nname = "h100"\nprice = 2\n',
+            "job.toml:4:1: error: unknown key 'price' in [machine]",
+        ),
         ('model = "llama3-8b"\n[sizes]\nL = -1\n', "error"),
         ('model = "llama3-8b"\n[passes]\nplugin = 3\n', "error"),
         ("model = [1]\n", "error"),

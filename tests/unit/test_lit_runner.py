@@ -188,6 +188,16 @@ def test_a_failure_report_shows_everything(tmp_path: Path) -> None:
         assert part in report
 
 
+def test_a_failed_golden_shows_little_of_what_it_compares(tmp_path: Path) -> None:
+    """The difference says what matters; other failures show all output."""
+    report = {}
+    for command in ("%golden", "false"):
+        test = make(tmp_path, f"seq 1 100 | {command}")
+        report[command] = describe_failure(test, test.run())
+    assert "... (92 more lines)" in report["%golden"]
+    assert "    100\n" in report["false"]
+
+
 def test_stock_lit_agrees(tmp_path: Path) -> None:
     """The stock runner takes the same lines, with the configuration of tests/lit."""
     config = Path(__file__).resolve().parents[1] / "lit" / "lit.cfg.py"

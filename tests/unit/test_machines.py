@@ -122,6 +122,16 @@ def test_a_mistake_is_reported_with_its_line(old: str, new: str, expected: str) 
     assert actual[0].startswith("dir/x.toml:1:1: " if whole else f"dir/x.toml:{line}:"), said
 
 
+def test_a_text_without_base_says_which_tables_it_needs() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_machine("x", 'title = "x"')
+    said = {d.message: d.remedy or "" for d in caught.value.diagnostics}
+    missing = {f"{table}: is missing" for table in ("compute", "memory", "network", "host")}
+    assert set(said) == missing  # constants of efficiency have defaults
+    assert said["host: is missing"].startswith("write [host] with bandwidth, latency, or take it")
+    assert said["network: is missing"].startswith("write [[network]] with name, kind, ")
+
+
 def test_a_name_that_is_nearly_right_is_suggested() -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_machine("x", TEXT.replace("bandwidth = ", "bandwith = "))

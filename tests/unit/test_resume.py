@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from stagec.check.traces import check_directory
 from stagec.jobs.builder import JobBuilder
 from stagec.traces import writer
 from stagec.traces.emit import EmittedJob, make_job
@@ -62,6 +63,8 @@ def test_some_ranks_are_those_of_the_whole_job(tmp_path: Path) -> None:
     assert all(some[name] == whole[name] for name in (*traces, "tiny.json"))
     assert json.loads(some[MANIFEST])["ranks_written"] == "3,9-11"
     assert "ranks_written" not in json.loads(whole[MANIFEST])
+    (problem,) = check_directory(tmp_path / "some").errors  # not one for each group and peer
+    assert "expected all 16 ranks of the job, found 4 (--only-ranks)" in str(problem)
 
 
 @pytest.mark.parametrize("text", ["0", "0-3", "0,2-5,9", "7,8,9"])

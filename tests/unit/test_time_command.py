@@ -83,11 +83,28 @@ def test_the_critical_path_adds_up_to_a_step_of_serving(stack: str) -> None:
     assert sum(waits) == pytest.approx(step["breakdown"].get("scheduler", 0))
 
 
+SMALL_STEP = "gpt2", "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"
+
+
+def test_a_step_beyond_its_threshold_exits_with_1() -> None:
+    """For estimates that a CI job runs; the answer is printed all the same."""
+    words = *SMALL_STEP, "--within"
+    kept, late = stagec("time", *words, "10s"), stagec("time", *words, "1ms")
+    assert (kept.code, late.code) == (0, 1)
+    assert kept.out == late.out
+    assert not kept.err
+    assert "more than --within 0.001s" in late.err
+    sweep = stagec("time", *words, "1ms", "--sweep", "tp=1,2")
+    assert sweep.code == 1
+    assert "--within is for one step of one job" in sweep.err
+
+
 def test_a_step_that_hosts_hold_up_says_so() -> None:
     """Of small work, on a machine whose hosts are known to be slow; not of large."""
     words = "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"
     expected = [stagec("time", model, *words).out for model in ("gpt2", "llama3-8b")]
     assert ["Hosts hold this step up" in text for text in expected] == [True, False]
+    assert "--host-issue states" in expected[0]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,13 @@ def test_no_traces(tmp_path: Path) -> None:
     only(check_directory(tmp_path).errors, "no-traces")
 
 
+def test_a_folder_of_another_format_says_which(tmp_path: Path) -> None:
+    """Formats that only other tools read cannot be checked; the manifest names them."""
+    (tmp_path / "manifest.json").write_text('{"format": "simai"}', encoding="utf-8")
+    (problem,) = check_directory(tmp_path).errors
+    assert "its format is 'simai': add chakra to --format" in str(problem)
+
+
 @pytest.mark.parametrize("name", ["job.et", "job.x.et", "job.01.et", "job.-1.et", ".0.et"])
 def test_bad_name(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")

@@ -176,7 +176,7 @@ def _setting(name: str, text: str, *, timed: bool) -> Setting:
     if name.startswith(_MACHINE) and timed:
         return Setting(name.removeprefix(_MACHINE), "figure", text)
     if not name[:1].isupper():
-        hint = did_you_mean(name, (n.replace("_", "-") for n in types)) or "tp=1,2"
+        hint = did_you_mean(name, (n.replace("_", "-") for n in types)) or "such as tp=1,2"
         raise ValueError(f"'{name}' is neither a flag nor a symbol; {hint}")
     return Setting(name, "symbol", SizesType().read(f"{name}={text}")[name])
 

@@ -133,8 +133,8 @@ def _print_breakdown(report: TimeReport, stream: TextIO) -> None:
     if 2 * report.breakdown.get(LAUNCH, 0.0) > report.step_seconds:
         console(stream).print(
             f"Hosts hold this step up: they issue computations more slowly than devices run them "
-            f"({LAUNCH}). 'stagec machines {report.machine}' says which framework that is; a "
-            "step that is compiled or captured as a graph is nearer to what 'no launch gaps' is."
+            f"({LAUNCH}). --host-issue states the time of another host, --host-graphs "
+            "a step that is captured as a graph.\n"
         )
 
 

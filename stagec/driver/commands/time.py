@@ -8,20 +8,23 @@ import click
 from stagec.answers.questions import needed
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
-from stagec.answers.time.answer import time
+from stagec.answers.time.answer import StepAnswer, time
 from stagec.answers.time.perfetto_trace import TIME_FILES, draws, write_perfetto
-from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
+from stagec.answers.time.table import seconds_text
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import take_machine, take_options, takes_job
 from stagec.driver.shell.sections import LongCommand
-from stagec.driver.shell.session import the_session
+from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, show_sweep, write_output
 from stagec.jobs.pods import Pods
 from stagec.jobs.request.acceptance import ACCEPTANCE, take_acceptance
 from stagec.jobs.request.limit import limit_option
 from stagec.jobs.request.machine import GRAPHS, machine_options, on_machine
 from stagec.jobs.request.measurements import MEASURED, measurements
-from stagec.jobs.request.option import switch
+from stagec.jobs.request.option import CommandOption, TimeType, switch
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.request.result import FORM, JSON, OUTPUT
+from stagec.jobs.request.serving_flags import DISAGGREGATED
 from stagec.support.diagnostics import error
 from stagec.time.costs.replay_options import ReplayOptions
 
@@ -47,6 +50,9 @@ from stagec.time.costs.replay_options import ReplayOptions
     *ACCEPTANCE,
     *sweep_options(timed=True),
     *TIME_FILES,
+    CommandOption(
+        "within", TimeType(), "Exit with 1 if the step takes longer than this time: 3.5s, 900ms."
+    ),
     limit_option(
         "With --sweep: say whether each row fits a size, a device, or 'machine', that of the row.",
         at_hand=True,
@@ -64,6 +70,8 @@ def command(**given: Any) -> int:
     options = take_options(given)
     given["machine"] = take_machine(given)
     accepted = take_acceptance(options, given)
+    if given["within"] is not None and (given["sweep"] or options.serve == DISAGGREGATED):
+        raise error("--within is for one step of one job", remedy="leave it out, or use --json")
     if given["sweep"]:
         if accepted.given:
             raise error(
@@ -94,7 +102,16 @@ def command(**given: Any) -> int:
     if given["perfetto"] is not None:
         write_perfetto(answer.drawn(), given["perfetto"], given["perfetto_ranks"], session)
     show(answer, given)
-    return 0
+    return _late(answer, given["within"]) if isinstance(answer, StepAnswer) else 0
+
+
+def _late(answer: StepAnswer, within: float | None) -> int:
+    """The exit code: 1 if the step takes longer than `within` seconds, which is logged."""
+    if within is None or answer.step_seconds <= within:
+        return 0
+    more = f"{answer.step_seconds / within - 1:.1%}"
+    log(f"a step takes {seconds_text(answer.step_seconds)}: {more} more than --within {within:g}s")
+    return 1
 
 
 def _swept(options: JobOptions, given: dict[str, Any]) -> int:

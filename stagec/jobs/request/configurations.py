@@ -3,6 +3,7 @@ or a folder with one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +13,14 @@ from stagec.models import library
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.limits import MAX_CONFIGURATION
 from stagec.support.source import UNKNOWN, Loc, Source
-from stagec.support.suggest import did_you_mean
+from stagec.support.suggest import did_you_mean, other_spelling
 
 if TYPE_CHECKING:
     from stagec.importers.reading.json_text import Object
 
-CONFIG = "config.json"
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+#: Files that stand beside the configuration of a model.
+_BESIDE = re.compile(r"adapter_config|\.index\.|token|generation_|preprocessor|processor_")
 QUANTIZATION = "quantization_config"
 
 
@@ -28,11 +31,20 @@ def is_file_name(name: str) -> bool:
 
 def check_model(name: str, loc: Loc = UNKNOWN) -> None:
     """Raise `DiagnosticError` at `loc` for a name that is neither in the library nor a file."""
+    if name.endswith((".yaml", ".yml")):
+        raise error(
+            f"{name} is YAML: a model is a name, or a .stg, .json or .toml file",
+            loc,
+            remedy="write jobs in TOML, as --print-job does",
+        )
     if name not in (models := library()) and not is_file_name(name):
+        near = did_you_mean(name, models) or other_spelling(name, models)
+        if "/" in name:
+            near = f"{near or ''} Nothing is downloaded: give the path of its config.json".strip()
         raise error(
             f"no model '{name}' in the library, and no file of that name",
             loc,
-            remedy=did_you_mean(name, models)
+            remedy=near
             or "'stagec models' lists the models; the config.json of any other is a model, too",
         )
 
@@ -140,11 +152,12 @@ def _file(path: str) -> str:
     if file.is_dir():
         file = file / CONFIG
         if not file.is_file():
-            others = sorted(f.name for f in Path(path).iterdir() if f.suffix == ".json")[:5]
-            raise error(
-                f"folder {path} has no {CONFIG}",
-                remedy=f"give the file itself: {', '.join(others)}"
-                if others
-                else "give a model's config.json, or the folder that has it",
-            )
+            names = sorted(f.name for f in Path(path).iterdir() if f.suffix == ".json")
+            others = [n for n in names if not _BESIDE.search(n)][:5]
+            remedy = "give a model's config.json, or the folder that has it"
+            if others:
+                remedy = f"give the file itself: {', '.join(others)}"
+            elif ADAPTER in names:
+                remedy = f"{path}/{ADAPTER} names the model: give its config.json, and --lora"
+            raise error(f"folder {path} has no {CONFIG}", remedy=remedy)
     return str(file)

@@ -109,6 +109,12 @@ def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, in
     numbers = all(type(number) is int and number > 0 for number in sizes.values())
     if not table and numbers and (name is None or isinstance(name, str)):
         return name, sizes
+    if name is not None and (other := next(iter(table), "")):
+        raise error(
+            f"unknown key '{other}' in [machine]",
+            key_place(source, "machine", other),
+            remedy="it has name and used_ranks; for other figures name a machine file",
+        )
     raise _wrong(source, "", "machine", "expected a table with name and used_ranks, of numbers")
 
 

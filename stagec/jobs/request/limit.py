@@ -95,7 +95,9 @@ class LimitType(Kind[Limit]):
             return Limit(text, size, remark="" if match[3] == "iB" else _unit_remark(match, size))
         if text[:1].isalpha():
             return _device(text)
-        raise ValueError(f"expects a size such as 80GiB, or a device, found '{text}'")
+        unit = _SIZE.fullmatch(text.upper().replace("IB", "iB"))
+        hint = f"; did you mean {unit[0]}?" if unit else ""
+        raise ValueError(f"expects a size such as 80GiB, or a device, found '{text}'{hint}")
 
 
 class SizeType(Kind[int]):

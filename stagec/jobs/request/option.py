@@ -14,13 +14,15 @@ from typing import Any, Generic, TypeVar, cast
 
 from stagec.jobs.request.other_tools import flag_here
 from stagec.support.diagnostics import error
-from stagec.support.suggest import did_you_mean
+from stagec.support.suggest import did_you_mean, written_out
 
 T_co = TypeVar("T_co", covariant=True)
 _AS_FLAGS = "flags are those of the command line, with underscores for dashes"
 #: The remedy for a wrong value.
 AS_THERE = "give it as on the command line: see --help-all of the command"
 _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+#: The words for a boolean.
+YES_OR_NO = (*_YES, *_NO)
 
 
 class Kind(ABC, Generic[T_co]):
@@ -82,7 +84,7 @@ class Switch(Kind[bool]):
     annotated = "bool"
 
     def read(self, text: str) -> bool:
-        if (word := text.strip().lower()) in (*_YES, *_NO):
+        if (word := text.strip().lower()) in YES_OR_NO:
             return word in _YES
         raise ValueError(f"'{text}' is not a valid boolean: write on or off")
 
@@ -107,7 +109,10 @@ class Whole(Kind[int]):
         try:
             number = int(text)
         except ValueError:
-            raise ValueError(f"'{text}' is not a valid integer.") from None
+            hint = written_out(text)
+            raise ValueError(f"'{text}' is not a valid integer{hint}.") from None
+        if text.strip().startswith("0") and len(text.strip()) > 1:
+            raise ValueError(f"'{text}' is not a valid integer; write numbers without commas.")
         below = self.least is not None and number < self.least
         if below or (self.most is not None and number > self.most):
             raise ValueError(f"{number} is not in the range {_range(self.least, self.most)}.")
@@ -144,6 +149,10 @@ def _range(least: float | None, most: float | None, sign: str = "<=") -> str:
     return f"x{sign.replace('<', '>')}{least}" if most is None else f"{least}{sign}x<={most}"
 
 
+#: Other names of element types.
+_DTYPES = {"bfloat16": "bf16", "float16": "f16", "half": "f16", "float32": "f32", "float": "f32"}
+
+
 @dataclass(frozen=True)
 class OneOf(Kind[str]):
     """One of several words; underscores may replace hyphens, as in texts of strategies."""
@@ -157,7 +166,9 @@ class OneOf(Kind[str]):
         for spelled in (text, text.replace("_", "-")):
             if spelled in self.choices:
                 return spelled
-        raise ValueError(f"'{text}' is not one of {', '.join(map(repr, self.choices))}.")
+        near = did_you_mean(_DTYPES.get(text.lower(), text), self.choices)
+        hint = f"; {near}" if near else "."
+        raise ValueError(f"'{text}' is not one of {', '.join(map(repr, self.choices))}{hint}")
 
 
 @dataclass(frozen=True)
@@ -192,7 +203,7 @@ class CommandOption:
         if value == self.usual:
             return
         name = self.words[0]
-        if isinstance(self.kind, Switch):
+        if isinstance(self.kind, Switch) and not self.alone:
             yield name if value else f"--no-{name[2:]}"
             return
         several = self.multiple and self.merge is None
@@ -305,7 +316,8 @@ class SizesType(Kind[dict[str, int | None]]):
         for part in filter(None, (p.strip() for p in text.split(","))):
             name, equals, number = (p.strip() for p in part.partition("="))
             if not name.isidentifier() or not name.isascii():
-                raise ValueError(f"'{part}' is not NAME=VALUE")
+                comma = "; write numbers without commas" if re.fullmatch("[0-9]{3}", part) else ""
+                raise ValueError(f"'{part}' is not NAME=VALUE{comma}")
             if name in sizes:
                 raise ValueError(f"{name} is given twice")
             if not equals and self._open:
@@ -320,7 +332,8 @@ class SizesType(Kind[dict[str, int | None]]):
                 or len(digits) > 19
                 or not 0 < int(digits) < 1 << 63
             ):
-                raise ValueError(f"{name} expects a positive integer below 2^63, found '{number}'")
+                expected = f"{name} expects a positive integer below 2^63"
+                raise ValueError(f"{expected}, found '{number}'{written_out(number)}")
             sizes[name] = int(digits)
         return sizes
 
