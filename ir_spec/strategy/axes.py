@@ -13,8 +13,9 @@ REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
 #: state-space layers and linear attention, and their groups; groups of heads whose results have
 #: products of their own; the channels of Mamba-1.
 HEADS = ("H", "G", "H_v", "H_m", "G_m", "G_o", "I")
-#: Heads and feed-forward widths of the stages of an image encoder after the first one.
-_STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
+#: Heads and feed-forward widths of the stages of an image encoder after the first one, and of a
+#: decoder that differs from its encoder.
+_STAGES = (*(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6)), "G_2")
 #: The feed-forward width of an expert.
 EXPERT_WIDTH = "M"
 #: The feed-forward width of shared experts.

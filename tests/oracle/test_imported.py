@@ -70,7 +70,7 @@ UNSPLIT = (
 )
 PAIRED = ("clip", "metaclip_2", "siglip")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
-_CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
+_CROSS = ("t5gemma", "bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
 _CONDITIONED = ("PixArtTransformer2DModel", "WanTransformer3DModel")
 _SELECTED = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3", "minimax_m3_vl_text")
