@@ -328,10 +328,12 @@ class SizesType(Kind[dict[str, int | None]]):
                 not digits.isascii()
                 or not digits.isdigit()
                 or len(digits) > 19
+                or digits[0] == "0"
                 or not 0 < int(digits) < 1 << 63
             ):
                 expected = f"{name} expects a positive integer below 2^63"
-                raise ValueError(f"{expected}, found '{number}'{written_out(number)}")
+                comma = "; write numbers without commas" if re.match("0[0-9]", number) else ""
+                raise ValueError(f"{expected}, found '{number}'{written_out(number) or comma}")
             sizes[name] = int(digits)
         return sizes
 
