@@ -110,6 +110,26 @@ _MINIMAX3: Keys = {
         "sparse_topk_blocks": 2,
     },
 }
+_COMPRESSED: Keys = {
+    **{k: v for k, v in _ROUTED.items() if k != "first_k_dense_replace"},
+    "num_key_value_heads": 1,
+    "intermediate_size": None,
+    "head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "q_lora_rank": 8,
+    "o_groups": 4,
+    "o_lora_rank": 4,
+    "index_n_heads": 4,
+    "index_head_dim": 4,
+    "index_topk": 2,
+    "sliding_window": 3,
+    "compress_ratios": [0, 2, 4, 2],
+    "compress_rate_csa": 2,
+    "compress_rate_hca": 4,
+    "compress_rope_theta": 200,
+    "hc_mult": 2,
+    "hc_sinkhorn_iters": 3,
+}
 #: What a family needs besides the sizes.
 NEEDS: Mapping[str, Keys] = {
     "gemma3": _GEMMA3,
@@ -222,6 +242,16 @@ NEEDS: Mapping[str, Keys] = {
     "cohere2": {"sliding_window": 6},
     "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, **_WIDE},
     "llama4_text": _LLAMA4,
+    "deepseek_v4": _COMPRESSED,
+    "longcat_flash": {
+        **_HEADS_OF_LATENTS,
+        "num_layers": 2,
+        "num_hidden_layers": 4,
+        "moe_topk": 2,
+        "n_routed_experts": 2,
+        "expert_ffn_hidden_size": 8,
+        "zero_expert_num": 2,
+    },
     "deepseek_v32": {**_LATENT, "index_n_heads": 4, "index_head_dim": 4, "index_topk": 5},
     "qwen3": {"head_dim": 8},
     "seed_oss": {"head_dim": 8},

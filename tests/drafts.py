@@ -76,7 +76,7 @@ class SeededModel:
         for arg in stated.main.body.args:
             fresh = random_inputs([arg], stated.env, 7)[arg.name]
             if arg.tensor.role in CACHED:
-                actual[arg.name] = server.cached(arg, fresh, new)
+                actual[arg.name] = server.cached(arg, fresh, new, stated.env)
             elif not arg.tensor.role:
                 actual[arg.name] = words[:, past:]
             else:

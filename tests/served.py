@@ -12,7 +12,7 @@ from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.interp.pipeline import run_named
 from stagec.ir.core import Value
-from stagec.ir.expr import evaluate
+from stagec.ir.expr import ONE, Env, evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import CACHED
@@ -107,7 +107,7 @@ class Server:
         stated, ready = step_modules(job, mode, new, self.past)
         args = stated.main.body.args
         fresh = random_inputs(args, stated.env, 7)
-        given = {a.name: self._given(a, fresh[a.name], new) for a in args}
+        given = {a.name: self._given(a, fresh[a.name], new, stated.env) for a in args}
         actual = run_named(ready, ready.env, given)
         results = [result_of(actual, v) for v in stated.main.body.terminator.operands]
         kept = [a for a in args if a.tensor.role in CACHED]
@@ -116,9 +116,9 @@ class Server:
         self.past += new
         return results[:heads]
 
-    def _given(self, arg: Value, fresh: Array, new: int) -> Array:
+    def _given(self, arg: Value, fresh: Array, new: int, env: Env) -> Array:
         if arg.tensor.role in CACHED:
-            return self.cached(arg, fresh, new)
+            return self.cached(arg, fresh, new, env)
         value = self.inputs[arg.name]
         if value.shape == fresh.shape:
             return value
@@ -128,20 +128,20 @@ class Server:
             return fresh
         return np.take(value, range(self.past, self.past + new), axis=along)
 
-    def cached(self, arg: Value, fresh: Array, new: int) -> Array:
+    def cached(self, arg: Value, fresh: Array, new: int, env: Env) -> Array:
         """What is cached, in the rows that the step has for it; all other rows are noise, which no
         query may see. States are 0 before the first token."""
-        old, along = self.caches.get(arg.name), _along(arg)
+        old, found = self.caches.get(arg.name), _along(arg, env)
         if old is None:
             return np.zeros_like(fresh) if arg.tensor.role == "recurrent" else fresh
-        if along is None:
+        if found is None:
             return old
-        before, after = (
-            max(0, n - a.shape[along]) for n, a in ((self.past, old), (self.past + new, fresh))
-        )
+        along, rate = found
+        past, tokens = self.past // rate, (self.past + new) // rate  # complete rows
+        before, after = (max(0, n - a.shape[along]) for n, a in ((past, old), (tokens, fresh)))
         rows = np.moveaxis(fresh.copy(), along, 0)
         source = np.moveaxis(old, along, 0)
-        for position in range(max(before, after), self.past):
+        for position in range(max(before, after), past):
             rows[position - after] = source[position - before]
         return np.moveaxis(rows, 0, along)
 
@@ -151,16 +151,17 @@ def result_of(actual: Mapping[str, Array], value: Value) -> Array:
     return actual[value.name] if value.name in actual else actual[f"{value.name}_sum"]
 
 
-def _along(arg: Value) -> int | None:
-    """The dimension of tokens of a cache; None if it is the same in all steps."""
+def _along(arg: Value, env: Env) -> tuple[int, int] | None:
+    """The dimension of tokens of a cache, and the tokens of a row; None if it is the same in all
+    steps."""
     for op, index in arg.uses:
         if op.name == "stg.append" and index == 0 and "past" in op.attrs:
-            return op.integer("dim", 1)
+            return op.integer("dim", 1), evaluate(op.expr("rate", ONE), env)
         if op.region is not None:
             inner = op.body.args[index]
-            actual = _along(inner)
+            actual = _along(inner, env)
             if actual is not None:
-                return actual + arg.tensor.rank - inner.tensor.rank
+                return actual[0] + arg.tensor.rank - inner.tensor.rank, actual[1]
     return None
 
 

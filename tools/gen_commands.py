@@ -14,7 +14,7 @@ from functools import cache
 import click
 
 from stagec.driver.cli import SECTIONS, cli
-from stagec.driver.shell.sections import RareOption
+from stagec.driver.shell.click_options import RareOption
 from stagec.jobs.request.flags import FLAGS
 from tools.markup import ROOT, markdown, page
 

@@ -16,7 +16,8 @@ _INTRO = (
     "of `--help`: what it writes (`--print-strategy` shows the text), its values, and its default. "
     "[strategies.md](../strategies.md) says what each does to placements and traffic, "
     "[the reference](ops/index.md#statements-of-a-strategy) what else a statement takes. "
-    "All of them can be swept: `--sweep zero=1,2,3`."
+    "All of them can be swept: `--sweep zero=1,2,3`. "
+    "One that is `on` or `off` is on if it has no value."
 )
 _MESH = "stg.mesh"
 _HEAD = ("| flag | writes | values | default | meaning |", "|---|---|---|---|---|")
@@ -46,7 +47,8 @@ def _row(flag: Flag, op: str) -> str:
 def _values(flag: Flag) -> str:
     match flag.kind:
         case "switch":
-            return f"or `--no-{flag.option[2:]}`" if flag.default else ""
+            other = f", or `--no-{flag.option[2:]}`" if flag.default else ""
+            return f"`on`, `off`{other}"
         case "choice":
             return ", ".join(f"`{c}`" for c in flag.choices)
         case "int" if flag.most is not None:

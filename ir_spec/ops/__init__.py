@@ -13,7 +13,7 @@ _MODULES = """
     scan causal_conv sequence_parts state_space linear_attention rwkv rg_lru
     selection merge cache_rows
     activation gated norm softmax
-    attention ring ring_edge rope distance indexer
+    attention ring ring_edge rope distance indexer compressed streams
     moe vocabulary loss_forms losses recommend
     layout comm optimizer adam8bit adafactor muon pipeline pod_crossings trace
 """

@@ -22,7 +22,7 @@ from stagec.ir_spec.ops.masks import is_plain
 
 #: Heads of a block of kernels whose queries select rows of a latent (deepseek-ai/FlashMLA,
 #: csrc/sm100/prefill/sparse and csrc/sm90/prefill/sparse: `B_H = 64`); fewer are filled up.
-_SELECTING = 64
+SELECTING = 64
 
 
 class AttentionWork(OpDef):
@@ -75,7 +75,7 @@ class AttentionWork(OpDef):
         kind = "attention_backward" if self.backward else "attention"
         batch, queries, heads = n["b"], n["s"], n["g"] * n["r"]
         if op.flag("selected") and "values" in op.attrs and not self.backward:
-            batch, queries, heads = batch * queries, ONE, call("max", [heads, ONE * _SELECTING])
+            batch, queries, heads = batch * queries, ONE, call("max", [heads, ONE * SELECTING])
         extents = (batch, heads, n["g"], queries, keys, n["k"], n.get("v", n["k"]))
         windowed = "window" in op.attrs
         return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked, windowed)

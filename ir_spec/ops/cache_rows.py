@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, call, const, same
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, same
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef
 from stagec.ir.param import Param
@@ -52,6 +52,7 @@ class Append(OpDef):
         PAST,
         AHEAD,
         Param("span", "size", "a query sees so many keys up to its own: no more stay cached"),
+        Param("rate", "size", "rows are of so many tokens each (default 1); `past` counts rows"),
         Param("page", "int", "rows are kept in pages of so many tokens (default 1)"),
     )
     example = "%keys = stg.append(%q, %q) : bf16[B, S, H, K]"
@@ -93,20 +94,26 @@ class Append(OpDef):
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """The dimension of tokens of a cache, the number of keys that a query sees (None for all), and
-    the tokens per page."""
+    """The dimension of tokens of a cache, the number of keys that a query sees (None for all), the
+    tokens per page, and those of a row."""
 
     dim: int
     span: Expr | None
     page: int
+    rate: Expr
 
     def cached(self, tokens: Expr) -> Expr:
-        """The number of rows that a sequence of `tokens` tokens keeps."""
-        return tokens if self.span is None else call("min", [tokens, self.span])
+        """The number of rows that a sequence of `tokens` tokens keeps, a fraction if rows have
+        several tokens."""
+        rows = tokens if self.span is None else call("min", [tokens, self.span])
+        return rows / self.rate
 
     def paged(self, rows: Expr) -> Expr:
-        """A number of rows, rounded up to whole pages."""
-        return rows if self.page == 1 else call("ceildiv", [rows, const(self.page)]) * self.page
+        """A number of rows, rounded up to whole rows, and to whole pages."""
+        if self.page == 1 and self.rate == ONE:
+            return rows
+        pages = call("ceildiv", [rows * self.rate, const(self.page)]) * self.page
+        return call("ceildiv", [pages, self.rate])
 
 
 def rows_of(cache: Value) -> CachedRows | None:
@@ -115,7 +122,8 @@ def rows_of(cache: Value) -> CachedRows | None:
     for user, index in cache.uses:
         if isinstance(user.definition, Append) and index == 0:
             span = user.expr("span") if "span" in user.attrs else None
-            return CachedRows(user.integer("dim", 1), span, user.integer("page", 1))
+            page, rate = user.integer("page", 1), user.expr("rate", ONE)
+            return CachedRows(user.integer("dim", 1), span, page, rate)
         if user.region is not None and index < len(user.region.args):
             inner = user.region.args[index]
             rows = rows_of(inner)

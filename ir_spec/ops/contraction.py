@@ -7,7 +7,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ONE, ZERO, Expr, const, fraction, substitute
+from stagec.ir.expr import ONE, ZERO, Expr, call, const, fraction, substitute
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.kernel import matrix_product
 from stagec.ir.module import is_parameter, uncast
@@ -28,9 +28,12 @@ from stagec.ir_spec.ops.base import (
     stated,
     work,
 )
+from stagec.ir_spec.ops.comm import Collective
 
 #: The types that `stg.quantize` casts to, and the one whose second copy is transformed.
 QUANTIZED = EIGHT_BITS | WITHOUT_SCALES.keys()
+#: Those with one scale for a whole tensor.
+ONE_SCALE = EIGHT_BITS - WITHOUT_SCALES.keys()
 HADAMARD = "f4e2m1s"
 _TO = Param("to", "name", "the element type of the result, if not that of the operands")
 
@@ -54,6 +57,7 @@ class Einsum(OpDef):
         _TO,
         Param("grad", "name", "the element type that backward multiplies gradients in"),
         Param("quantize", "flag", "the gradient is cast by `stg.quantize`"),
+        Param("searched", "flag", "the same, with a kernel before it for the largest element"),
     )
     example = '%q = stg.einsum["bsd,dhk->bshk"](%x, %w) : bf16[B, S, H, K]'
 
@@ -115,8 +119,10 @@ class Einsum(OpDef):
         x, w = (_cast_again(b, v) if "grad" in op.attrs else v for v in op.operands)
         if "grad" in op.attrs:
             cast, to_type = Quantize.name if op.flag("quantize") else Cast.name, op.text("grad")
-            turned = {"hadamard": True} if op.flag("quantize") and to_type == HADAMARD else {}
-            dy = b.value(cast, [dy], {"to": to_type, **turned}, hint=f"{dy.name}_{to_type[:2]}")
+            attrs: dict[str, RawAttr] = {"to": to_type, "searched": op.flag("searched")}
+            attrs["hadamard"] = op.flag("quantize") and to_type == HADAMARD
+            said = {name: attr for name, attr in attrs.items() if attr}
+            dy = b.value(cast, [dy], said, hint=f"{dy.name}_{to_type[:2]}")
         to, sizes = stated(op, [_TO]), factor_sizes(op, self.rule(op))
         dx = _operand_grad(b, (out, right, left), [dy, w], sizes, x.prefixed("d_"), to)
         dw = _operand_grad(b, (left, out, right), [x, dy], sizes, w.prefixed("d_"), to)
@@ -132,7 +138,9 @@ def _cast_again(b: Builder, value: Value) -> Value:
     op = value.producer
     if op is None or not op.has(Recasts) or not is_parameter(uncast(op.operands[0])):
         return value
-    return b.value(op.name, op.operands, op.attrs, hint=value.name)
+    attrs = {name: attr for name, attr in op.attrs.items() if name != "once"}
+    kept: dict[str, RawAttr] = {"kept": True} if "once" in op.attrs else {}
+    return b.value(op.name, op.operands, {**attrs, **kept}, hint=value.name)
 
 
 def _operand_grad(
@@ -338,10 +346,26 @@ def _factor(op: Operation) -> Expr:
     return op.expr("by", ONE)
 
 
+_STAYS = (
+    Param("once", "size", "the microbatches for which the copies of a parameter stay"),
+    Param("kept", "flag", "the copies of a parameter are there already"),
+)
+
+
 class Cast(Elementwise):
     """Changes the element type; no FLOPs, only bytes. Partial sums stay partial: they are reduced
     in the new type. Casts to and from i8 use one scale for the whole tensor, whose bytes are not
-    counted. With `again`, backward repeats the cast instead of stashing the result."""
+    counted. With `again`, backward repeats the cast instead of stashing the result.
+
+    A cast to 8 or 4 bits writes its result twice if products contract different dimensions of it:
+    tensor cores take 8-bit operands along the contracted dimension (NVIDIA/TransformerEngine,
+    `cast_transpose`), and blocks are along it. What a collective sends in 8 bits with one scale is
+    written once, and copied behind the collective by a kernel of its own (`lower-to-trace`).
+    Backward keeps one of the two copies, for its own product.
+
+    With `once`, both copies of a parameter stay for this number of microbatches, each of which
+    counts its part of the bytes. With `kept`, they are there, and nothing is touched.
+    """
 
     name = "stg.cast"
     traits: ClassVar[tuple[Trait, ...]] = (Recasts(), Fusible())
@@ -350,11 +374,19 @@ class Cast(Elementwise):
     params: ClassVar[tuple[Param, ...]] = (
         Param("to", "name", "the element type", required=True, positional=True),
         Param("again", "flag", "backward casts the value again"),
+        *_STAYS,
     )
     example = "%y = stg.cast[f32](%x) : f32[B]"
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to")]
+
+    def bytes_touched(self, op: Operation) -> Expr:
+        if op.flag("kept"):
+            return ZERO
+        again = op.result.tensor.local_bytes if "once" in op.attrs or casts_twice(op) else ZERO
+        moved = super().bytes_touched(op) + again
+        return call("ceildiv", [moved, op.expr("once")]) if "once" in op.attrs else moved
 
     def fold(self, op: Operation) -> Value | None:
         """A cast to the type of the operand is the operand."""
@@ -386,10 +418,9 @@ class Quantize(Cast):
     block; no FLOPs, only bytes.
 
     It is a separate kernel, since it needs the largest element, which the producer of the operand
-    computes. It reads the operand and writes the result, twice if products contract different
-    dimensions of it: tensor cores take 8-bit operands along the contracted dimension
-    (NVIDIA/TransformerEngine, `cast_transpose`), and blocks are along it. Backward keeps one of the
-    two copies, for its own product. Partial sums must be reduced before.
+    computes, or with `searched` a kernel before it, which reads the operand
+    (NVIDIA/TransformerEngine, `nvte_compute_amax`). It reads the operand and writes the result,
+    twice in the cases of `stg.cast`. Partial sums must be reduced before.
 
     With 4 bits, the tensor has a scale in addition to those of its blocks, so a separate kernel
     first reads the operand for its largest element. With `hadamard`, the second copy is cast from
@@ -404,20 +435,34 @@ class Quantize(Cast):
     params = (
         Param("to", "name", "the element type", required=True, positional=True),
         Param("hadamard", "flag", "the copy for products over other dimensions is transformed"),
+        Param("searched", "flag", "a kernel before it reads the operand for its largest element"),
+        *_STAYS,
     )
     example = "%y = stg.quantize[f8e4m3](%x) : f8e4m3[B, S, D]"
 
     def bytes_touched(self, op: Operation) -> Expr:
-        both = len(set(_summed(op.result))) > 1
-        again = op.result.tensor.local_bytes if both else ZERO
-        reads = (op.text("to") == HADAMARD) + (both and op.flag("hadamard"))
-        return super().bytes_touched(op) + again + op.operands[0].tensor.local_bytes * reads
+        if {"once", "kept"} & op.attrs.keys():
+            return super().bytes_touched(op)
+        transforms = op.flag("hadamard") and casts_twice(op)
+        reads = (op.text("to") == HADAMARD) + op.flag("searched") + transforms
+        return super().bytes_touched(op) + op.operands[0].tensor.local_bytes * reads
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.text("to") not in QUANTIZED:
             yield f"casts only to {' or '.join(sorted(QUANTIZED))}, found {op.text('to')}"
         if op.flag("hadamard") and op.text("to") != HADAMARD:
             yield f"'hadamard' needs a cast to {HADAMARD}, found {op.text('to')}"
+
+
+def casts_twice(op: Operation) -> bool:
+    """Whether a cast writes a second copy, for products that contract other dimensions. With one
+    scale per tensor only the first copy can be sent (NVIDIA/TransformerEngine,
+    `Quantizer.supports_only_rowwise_all_gather`)."""
+    to = op.text("to")
+    if to not in QUANTIZED:
+        return False
+    sent = to in ONE_SCALE and any(isinstance(u.definition, Collective) for u, _ in op.result.uses)
+    return not sent and len(set(_summed(op.result))) > 1
 
 
 def _summed(value: Value) -> Iterator[tuple[int, ...]]:

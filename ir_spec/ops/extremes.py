@@ -169,13 +169,27 @@ class TopK(OpDef):
     name = "stg.topk"
     operands = ("x",)
     results = ("values", "indices")
-    params = (Param("k", "size", "how many", required=True),)
-    index = IndexRule("...v->...k,...k", special="v", whole="k", sizes={"k": "k"})
+    params = (
+        Param("k", "size", "how many", required=True),
+        Param("at_most", "flag", "all elements if there are fewer than k"),
+    )
     element_types = ("x", "i32")
     example = "%v, %i = stg.topk[k = T](%logits) : (bf16[B, S, T], i32[B, S, T])"
 
+    def rule(self, op: Operation) -> Rule:
+        text = letters(op.operands[0].tensor.rank + 1)
+        lead, v, k = text[:-2], text[-2], text[-1]
+        return make_rule(
+            f"{lead}{v}->{lead}{k},{lead}{k}", special=v, whole=k, sizes={k: self.count(op)}
+        )
+
+    def count(self, op: Operation) -> Expr:
+        """The number of elements that it takes."""
+        k = op.expr("k")
+        return call("min", [k, op.operands[0].tensor.shape[-1]]) if op.flag("at_most") else k
+
     def verify(self, op: Operation) -> Iterator[str]:
-        k, size = op.expr("k").value, op.operands[0].tensor.shape[-1]
+        k, size = self.count(op).value, op.operands[0].tensor.shape[-1]
         if k is not None and size.value is not None and k > size.value:
             yield f"expects k of at most {size}, the last dimension of its operand, found {k}"
 
@@ -190,7 +204,7 @@ class TopK(OpDef):
         shape = op.operands[0].tensor.shape
         if len(shape) < 3 or not step.is_tokens(shape[1]):
             return super().serve(step, op)
-        if not step.is_tokens(shape[-1]):
+        if not step.is_tokens(shape[-1]) and not op.flag("at_most"):
             op.attrs["k"] = substitute(op.expr("k"), {step.new.symbol_name or "": shape[-1]})
         return op.results
 
@@ -202,16 +216,17 @@ class TopK(OpDef):
         (over,) = special.values()
         names = [v.name for v in op.results]
         cut, length = _cut(b, op.operands[0], over)
-        each = call("min", [op.expr("k"), length])
+        k = self.count(op)
+        each = call("min", [k, length])
         mine = b.op("stg.topk", [cut], {"k": each}, names=[f"{n}_part" for n in names]).results
         values, indices = (_joined(b, _gathered(b, v, over, v.tensor.rank - 2)) for v in mine)
-        best = b.op("stg.topk", [values], {"k": op.expr("k")}, names=[names[0], f"{names[1]}_best"])
+        best = b.op("stg.topk", [values], {"k": k}, names=[names[0], f"{names[1]}_best"])
         top, chosen = best.results
         attrs = {"stride": length, "each": each}
         return [top, b.value("stg.chosen", [indices, chosen], attrs, hint=names[1])]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        order = np.argsort(-args[0], axis=-1, kind="stable")[..., : ctx.size(op.expr("k"))]
+        order = np.argsort(-args[0], axis=-1, kind="stable")[..., : ctx.size(self.count(op))]
         return [np.take_along_axis(args[0], order, -1), order]
 
 

@@ -16,16 +16,18 @@ from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
 from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.cache_rows import PAST, past_of
-from stagec.ir_spec.ops.masks import CAUSAL, pairs
+from stagec.ir_spec.ops.masks import CAUSAL, RATE, complete_rows, pairs, pairs_of_rows
 
 
 def _seen(op: Operation, q: int, n: Sizes) -> Expr:
     """The number of pairs that the mask leaves on a rank, rounded up; `q` is the index of the
     queries, which keys follow."""
     rows, columns = op.operands[q].tensor.dims[1], op.operands[q + 1].tensor.dims[1]
-    if op.flag("causal") and same(rows.size, columns.size):
+    of_rows = "rate" in op.attrs
+    if op.flag("causal") and not of_rows and same(rows.size, columns.size):
         return n["s"] * (rows.size + 1) / 2
-    whole, ranks = pairs(op, rows.size, columns.size), rows.size / n["s"]
+    whole = pairs_of_rows(op, rows.size) if of_rows else pairs(op, rows.size, columns.size)
+    ranks = rows.size / n["s"]
     if "past" in op.attrs:
         ranks = ranks * columns.size / n["t"]
     return whole if ranks == 1 else call("ceildiv", [whole, ranks])
@@ -39,21 +41,22 @@ def _each(n: Sizes, products: int, sums: int) -> Expr:
 def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
     """The kernel as attention with one key for all heads and values of one element, which represent
     the sum over heads. Behind cached keys, keys are the mean number per query, rounded up."""
-    past = "past" in op.attrs
-    keys = call("ceildiv", [_seen(op, q, n), n["s"]]) if past else n["t"]
+    mean = "past" in op.attrs or "rate" in op.attrs
+    keys = call("ceildiv", [_seen(op, q, n), n["s"]]) if mean else n["t"]
     extents = (n["b"], n["h"], ONE, n["s"], keys, n["k"], ONE)
-    masked = op.flag("causal") and not past
+    masked = op.flag("causal") and not mean
     return KernelShape(kind, op.operands[q].tensor.dtype, extents, masked)
 
 
 class IndexScores(OpDef):
     """The sum over heads h of w[h] relu(q[h] . k), with one key for all heads; -inf where a causal
     mask hides the key. 2 H K + 2 H FLOPs a pair that the mask leaves, without weights 2 H K.
-    Serving caches the keys."""
+    Serving caches the keys. With `rate`, keys are rows of so many tokens (`stg.compress`), and sums
+    over heads are no matrix products."""
 
     name = "stg.index_scores"
     operands = ("q", "k", "w?")
-    params = (CAUSAL, PAST)
+    params = (CAUSAL, RATE, PAST)
     element_types = ("f32",)
     example = "%scores = stg.index_scores[causal](%q, %k, %weights) : f32[B, S, S]"
 
@@ -63,6 +66,10 @@ class IndexScores(OpDef):
         return make_rule(f"bshk,btk{weights}->bst", whole=whole)
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
+        if "rate" in op.attrs and step.is_tokens(op.operands[0].tensor.shape[1]):
+            op.set_operand(1, step.append(op.operands[1], rate=op.expr("rate")))
+            op.attrs |= step.past_attr()
+            return op.results
         if op.flag("causal") and all(step.is_tokens(v.tensor.shape[1]) for v in op.operands):
             op.set_operand(1, step.append(op.operands[1]))
             op.attrs |= step.past_attr()
@@ -73,7 +80,8 @@ class IndexScores(OpDef):
         return _each(n, 1, len(op.operands) - 2) * _seen(op, 0, n)
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _each(n, 1, len(op.operands) - 2) * n["s"] * n["t"]
+        sums = 0 if "rate" in op.attrs else len(op.operands) - 2
+        return _each(n, 1, sums) * n["s"] * n["t"]
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, n, "attention", 0)
@@ -95,7 +103,7 @@ class IndexScoresGrad(OpDef):
     name = "stg.index_scores_grad"
     operands = ("dy", "q", "k", "w?")
     results = ("dq", "dk", "dw?")
-    params = (CAUSAL,)
+    params = (CAUSAL, RATE)
     example = (
         "%dq, %dk, %dw = stg.index_scores_grad[causal](%ds, %q, %k, %w) : "
         "(bf16[B, S, H, K], bf16[B, S, K], bf16[B, S, H])"
@@ -112,7 +120,8 @@ class IndexScoresGrad(OpDef):
         return _each(n, 3, 2 * (len(op.operands) - 3)) * _seen(op, 1, n)
 
     def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
-        return _each(n, 3, 2 * (len(op.operands) - 3)) * n["s"] * n["t"]
+        sums = 0 if "rate" in op.attrs else 2 * (len(op.operands) - 3)
+        return _each(n, 3, sums) * n["s"] * n["t"]
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
         return _kernel(op, n, "attention_backward", 1)
@@ -134,4 +143,6 @@ def _visible(op: Operation, ctx: NumericContext, q: int) -> Array:
     rows, columns = op.operands[q].tensor.dims[1], op.operands[q + 1].tensor.dims[1]
     at = np.asarray(ctx.positions(rows)) + ctx.size(past_of(op))
     of = np.asarray(ctx.positions(columns))
+    if "rate" in op.attrs:
+        return complete_rows(at, of, ctx.size(op.expr("rate")))
     return (at[:, None] >= of) | (not op.flag("causal"))

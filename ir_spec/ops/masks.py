@@ -15,6 +15,7 @@ For `x` queries and `x` keys, at positions from 0:
 | `causal, prefix = P`    | j <= i or j < P                 | x(x+1)/2 + p(p-1)/2, p = min(x, P)   |
 | `causal, selected`      | j <= i, and j is among its N    | as those of a window of N            |
 | `selected`              | j is among its N                | x min(x, N)                          |
+| `rate = M`, of row j    | (j + 1) M <= i + 1              | M n(n-1)/2 + n(x%M + 1), n = [x/M]   |
 
 The numbers of pairs follow from these definitions, row by row. With `t` < x keys, a causal mask
 leaves min(i+1, t) keys to query i: the pairs of a window of `t`. Documents of equal lengths are
@@ -27,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr, call, expand, same, total
+from stagec.ir.expr import ONE, ZERO, Expr, call, expand, same, total
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
 from stagec.ir.param import Param
@@ -44,6 +45,8 @@ SPANS = (
 DOCUMENTS = Param("documents", "sizes", "a query sees its document; these are their lengths")
 ALIBI = Param("alibi", "flag", "bias by distance, with the slopes of arXiv 2108.12409")
 _CHOICES = (*(p.name for p in SPANS), DOCUMENTS.name, "selected")
+#: Of keys that are rows of several tokens each; queries see those whose tokens are up to their own.
+RATE = Param("rate", "size", "keys are rows of so many tokens")
 
 
 def is_plain(op: Operation) -> bool:
@@ -128,6 +131,32 @@ def ramp(x: Expr, most: Expr) -> Expr:
     """The sum of min(i + 1, most) over i below x."""
     short = call("min", [x, most])
     return short * (short + 1) / 2 + (x - short) * most
+
+
+def whole_rows(tokens: Expr, rate: Expr) -> Expr:
+    """The number of complete rows of so many tokens, of `rate` each."""
+    return tokens if tokens == ZERO or rate == ONE else (tokens - tokens % rate) / rate
+
+
+def pairs_of_rows(op: Operation, x: Expr, most: Expr | None = None) -> Expr:
+    """The number of pairs of `x` queries and rows of `rate` tokens, of which a query sees those
+    whose tokens are up to its own, and `most` of them at most."""
+    past, rate = op.expr("past", ZERO), op.expr("rate")
+    return expand(_rows(past + x, rate, most) - _rows(past, rate, most))
+
+
+def _rows(x: Expr, rate: Expr, most: Expr | None) -> Expr:
+    """The sum of min(floor((i + 1) / rate), most) over i below x."""
+    if most is not None:
+        few = call("min", [x, most * rate - 1])
+        return _rows(few, rate, None) + (x - few) * most
+    whole = whole_rows(x, rate)
+    return rate * whole * (whole - 1) / 2 + whole * (x % rate + 1)
+
+
+def complete_rows(at: Array, rows: Array, rate: int) -> Array:
+    """Whether the queries at these positions see each row, [s, r]."""
+    return np.asarray((rows[None, :] + 1) * rate <= at[:, None] + 1)
 
 
 def seen(op: Operation, rows: Sequence[int], columns: Sequence[int], sizes: Sizes) -> Array:

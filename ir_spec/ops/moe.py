@@ -22,12 +22,14 @@ from stagec.ir.types import Load, Routed
 from stagec.ir_spec.ops.base import Elementwise, gradients, present, stated
 from stagec.ir_spec.ops.cache_rows import PAST, past_of
 from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.softmax import softmax
 from stagec.ir_spec.ops.structure import ratio
 
+_CURVES = ("softmax", "sigmoid", "sqrtsoftplus")
 _SCORES = (
     Param("k", "size", "experts of each token", required=True),
-    Param("scores", "name", "softmax (default) or sigmoid", choices=("softmax", "sigmoid")),
+    Param("scores", "name", "softmax (default), sigmoid or sqrtsoftplus", choices=_CURVES),
     Param("normalize", "flag", "divide the weights of a token by their sum"),
     Param("scale", "ratio", "multiply the weights by this (default 1)"),
 )
@@ -42,14 +44,15 @@ _LOCAL = Param("local", "flag", "a rank has all tokens, and takes those of its o
 class Route(OpDef):
     """The experts of each token and their weights, from the router's logits [B, S, E], in fp32.
 
-    Scores are a softmax or sigmoids of the logits; a token uses the k best experts, from the best
-    `top_groups` of `groups` groups if those are stated (arXiv 2405.04434, section 2.2; 2412.19437).
+    Scores are a softmax of the logits, or of each one the sigmoid or the square root of the
+    softplus; a token uses the k best experts, from the best `top_groups` of `groups` groups if
+    those are stated (arXiv 2405.04434, section 2.2; 2412.19437).
     The optional second operand is a bias [E] that affects only the choice. The load is balanced:
     token s of a sequence uses experts (s k + j) mod E for j < k, like TorchTitan's forced load
     balancing for debugging; the weights are the scores of those experts, so the router has a
     gradient. With `copies` of experts, the load is even over all of them, and expert E + i is a
-    copy of i. FLOPs per logit: 5 for a softmax or 3 for a sigmoid, 1 for the bias, 1 comparison for
-    the choice and 1 more with groups; 2 per weight.
+    copy of i. FLOPs per logit: 5 for a softmax, 3 for a sigmoid or 4 for the root, 1 for the bias,
+    1 comparison for the choice and 1 more with groups; 2 per weight.
     """
 
     name = "stg.route"
@@ -121,7 +124,8 @@ class Route(OpDef):
 class RouteGrad(OpDef):
     """Gradient of `stg.route` with respect to the logits, from which the scores are recomputed.
 
-    FLOPs per logit: 5 and 5 for a softmax, 3 and 3 for a sigmoid; 6 per weight.
+    FLOPs per logit: 5 and 5 for a softmax, 3 and 3 for a sigmoid, 4 and 4 for the root of a
+    softplus; 6 per weight.
     """
 
     name = "stg.route_grad"
@@ -149,16 +153,20 @@ class RouteGrad(OpDef):
         np.put_along_axis(ds, experts, dw, -1)
         if op.text("scores") == "sigmoid":
             return [ds * scores * (1 - scores)]
+        if op.text("scores") == "sqrtsoftplus":
+            return [ds * sigmoid(logits) / (2 * scores)]
         return [scores * (ds - (ds * scores).sum(-1, keepdims=True))]
 
 
 def _score_flops(op: Operation) -> int:
-    return 3 if op.text("scores") == "sigmoid" else 5
+    return {"sigmoid": 3, "sqrtsoftplus": 4}.get(op.text("scores"), 5)
 
 
 def _scores(op: Operation, logits: Array) -> Array:
     if op.text("scores") == "sigmoid":
-        return 1 / (1 + np.exp(-logits))
+        return sigmoid(logits)
+    if op.text("scores") == "sqrtsoftplus":
+        return np.sqrt(np.logaddexp(logits, 0))
     return softmax(logits, None)
 
 
@@ -172,12 +180,13 @@ def _weights(op: Operation, scores: Array, experts: Array) -> Array:
 class Dispatch(OpDef):
     """Copies each token to the buffers of its experts, on each rank: [B, S, D] to [E, B, C, D].
 
-    There are C = S k capacity / E rows per sequence and expert. The buffers are filled in the order
-    of the tokens; with a capacity factor above 1, the remaining rows are zero, and rows beyond C
-    would be dropped (there are none under balanced load). A split of the tokens splits B and C
-    equally, so each rank fills its own part, and ops that read rows from the buffers need the same
-    split of the tokens; an all_to_all moves rows to the ranks of the experts. With weights, each
-    copy is multiplied by its own: the gradient of `stg.combine`.
+    There are C = S k capacity / E rows per sequence and expert, with `slots` in place of E if a
+    token may also choose experts without weights, which have the numbers from E on. The buffers are
+    filled in the order of the tokens; with a capacity factor above 1, the remaining rows are zero,
+    and rows beyond C would be dropped (there are none under balanced load). A split of the tokens
+    splits B and C equally, so each rank fills its own part, and ops that read rows from the buffers
+    need the same split of the tokens; an all_to_all moves rows to the ranks of the experts. With
+    weights, each copy is multiplied by its own: the gradient of `stg.combine`.
 
     Without a capacity, the type states that a router distributes the rows, `routed(E=2, T)`:
     products read only the weights of experts that receive tokens. With a capacity, buffers are
@@ -189,6 +198,7 @@ class Dispatch(OpDef):
     operands = ("x", "experts", "weights*")
     params = (
         Param("count", "size", "the number of experts", required=True),
+        Param("slots", "size", "a token chooses among so many (default count); others get no rows"),
         Param("capacity", "ratio", "the capacity factor (default 1)"),
         Param("load_from", "int", "experts have loads, those of the layers from this one on"),
         Param("spread", "flag", "tokens choose some experts more often, so few reach fewer"),
@@ -197,7 +207,8 @@ class Dispatch(OpDef):
     example = "%xs = stg.dispatch[count = E](%x, %experts) : bf16[E, B, S*T/E, D]"
 
     def rule(self, op: Operation) -> Rule:
-        count, k = op.expr("count"), op.operands[1].tensor.shape[-1]
+        count = op.expr("count")
+        k = op.operands[1].tensor.shape[-1] * count / op.expr("slots", count)
         capacity = op.expr("capacity", ONE)
         return make_rule(
             ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d",
@@ -223,7 +234,7 @@ class Dispatch(OpDef):
         return gradients(b, op, [*grads, op.operands[1]], by="stg.combine")
 
     def index_bound(self, op: Operation, operand: int) -> Expr | None:
-        return op.expr("count") if operand == 1 else None
+        return op.expr("slots", op.expr("count")) if operand == 1 else None
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         x, experts = args[:2]
@@ -409,6 +420,46 @@ class SortRows(Elementwise):
         return [args[0]]
 
 
+class ZeroWeights(OpDef):
+    """The sum of the weights of a token's experts from number `first` on, [B, S]: experts without
+    weights return their input, and the sum times it is what a token gets of them all
+    (LongCat-Flash, arXiv 2509.01322). One FLOP per weight."""
+
+    name = "stg.zero_weights"
+    operands = ("weights", "experts")
+    params = (Param("first", "size", "the number of the first of them", required=True),)
+    index = IndexRule("bst,bst->bs", whole="t", linear=(0,))
+    flops_per_point = 1
+    example = "%w0 = stg.zero_weights[first = E](%weights, %experts) : f32[B, S]"
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("first") * 2 if operand == 1 else None
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [grads[0], op.operands[1]])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        weights, experts = args
+        return [(weights * (experts >= ctx.size(op.expr("first")))).sum(-1)]
+
+
+class ZeroWeightsGrad(OpDef):
+    """Gradient of `stg.zero_weights` with respect to the weights: a selection, no FLOPs."""
+
+    name = "stg.zero_weights_grad"
+    operands = ("dy", "experts")
+    params = ZeroWeights.params
+    index = IndexRule("bs,bst->bst", whole="t", linear=(0,))
+    example = "%dw = stg.zero_weights_grad[first = E](%dw0, %experts) : f32[B, S, T]"
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("first") * 2 if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, experts = args
+        return [dy[..., None] * (experts >= ctx.size(op.expr("first")))]
+
+
 class CombineWeightsGrad(OpDef):
     """Gradient of `stg.combine` with respect to the weights: <dy, y> for each copy, 2 FLOPs per
     element, in fp32.
@@ -454,9 +505,11 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
     """The parameters of the dispatch whose result has the shape of `y`."""
     count, _, rows, _ = y.tensor.shape
     _, tokens, k = experts.tensor.shape
-    factor = rows * count / (tokens * k)
+    factor, routed = rows * count / (tokens * k), y.tensor.dims[2].routed
     attrs: dict[str, RawAttr] = {"count": count}
-    if factor != 1 or y.tensor.dims[2].routed is None:
+    if routed is not None and routed.k != k:
+        attrs["slots"], factor = count * k / routed.k, factor * k / routed.k
+    if factor != 1 or routed is None:
         attrs["capacity"] = factor
     load = y.tensor.dims[2].load
     return attrs | ({"load_from": load.first} if load is not None else {})

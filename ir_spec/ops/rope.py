@@ -9,7 +9,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, const, fraction, product
+from stagec.ir.expr import ONE, ZERO, Expr, const, fraction, product
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes
@@ -19,6 +19,7 @@ from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import TurnsRows, Wide
 from stagec.ir_spec.ops.base import Elementwise, gradients
 from stagec.ir_spec.ops.cache_rows import PAST, past_of
+from stagec.ir_spec.ops.masks import whole_rows
 from stagec.ir_spec.ops.structure import ratio
 
 KINDS = ("linear", "llama3", "yarn", "longrope", "proportional")
@@ -153,6 +154,7 @@ class RotaryEmbedding(OpDef):
         Param("sections", "sizes", "the number of pairs that each axis of the positions rotates"),
         Param("restart", "flag", "the frequencies start anew in each section"),
         Param("inverse", "flag", "rotate by the negative angle"),
+        Param("every", "size", "row i is at position i times this (default 1)"),
         Param("term", "name", "only one product of the rotation", choices=("cosine", "sine")),
         COMPLEX,
         PAST,
@@ -192,7 +194,9 @@ class RotaryEmbedding(OpDef):
         return op.operands[0].tensor.shape[1] if operand == 1 else None
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        if len(op.operands) == 1 and step.is_tokens(op.operands[0].tensor.shape[1]):
+        if "every" in op.attrs and step.past != ZERO:
+            op.attrs["past"] = whole_rows(step.past, op.expr("every"))
+        elif len(op.operands) == 1 and step.is_tokens(op.operands[0].tensor.shape[1]):
             op.attrs |= step.past_attr()
         return op.results
 
@@ -277,6 +281,7 @@ class RotaryEmbedding(OpDef):
         base = ctx.size(op.expr("base")) if "base" in op.attrs else 10000
         if not given:
             at = np.asarray(ctx.positions(op.operands[0].tensor.dims[1])) + ctx.size(past_of(op))
+            at = at * ctx.size(op.expr("every", ONE))
             return at[None, :, None] * frequencies(op, ctx, half, base)
         pairs = [ctx.size(e) for e in op.exprs("sections")]
         axis = np.repeat(np.arange(len(pairs)), pairs)[:half]

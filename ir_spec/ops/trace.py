@@ -173,6 +173,9 @@ class NodeOp(OpDef):
         return [NODE]
 
 
+_SHARED = Param("shared", "flag", "of a mixed step: for the tokens of several groups of ranks")
+
+
 _EXTENTS = {
     "batch": "of a kernel: products, or sequences of attention",
     "m": "of a matrix product: rows of the left operand and the result",
@@ -223,6 +226,7 @@ class CompOp(NodeOp):
         ),
         Param("dtype", "name", "element type of the operands of products"),
         Param("fuses", "names", "the ops that run as one kernel"),
+        _SHARED,
         *(Param(name, "size", doc) for name, doc in _EXTENTS.items()),
     )
     example = (
@@ -268,6 +272,7 @@ class CollOp(NodeOp):
         Param("blocking", "flag", "computations wait for it in the order of the text"),
         Param("copies", "size", "of an all_to_all: experts of a token, which goes once to a node"),
         Param("groups", "size", "with `copies`: at most so many groups of experts of a token"),
+        _SHARED,
     )
     example = "%y = et.coll[all_gather, group = tp, bytes = 2*B*D](%x) : node"
 

@@ -10,8 +10,9 @@ SHARDING = ("dp", "dp_shard", "ep", "cp")
 #: Axes over which all gradients are reduced.
 REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
 #: Heads: of attention, of its keys and values; of a vision tower next to a text model; of
-#: state-space layers and linear attention, and their groups; the channels of Mamba-1.
-HEADS = ("H", "G", "H_v", "H_m", "G_m", "I")
+#: state-space layers and linear attention, and their groups; groups of heads whose results have
+#: products of their own; the channels of Mamba-1.
+HEADS = ("H", "G", "H_v", "H_m", "G_m", "G_o", "I")
 #: Heads and feed-forward widths of the stages of an image encoder after the first one.
 _STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
 #: The feed-forward width of an expert.

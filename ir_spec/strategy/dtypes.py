@@ -20,6 +20,7 @@ FP8 = ("hybrid", "e4m3", *BLOCKS)
 
 
 SCALING = ("delayed", "current")
+WEIGHTS = ("each", "once", "stored")
 
 
 def _dtype(
@@ -97,6 +98,16 @@ class DtypesRule(Record):
         numerics=True,
         rare=True,
     )
+    weights: str = flagged(
+        "fp8_weights",
+        "Casts of parameters by --fp8: in forward and backward of each microbatch (each), in the "
+        "first one of a step, whose copies stay (once), or in the update (stored).",
+        doc="when parameters are cast to 8 or 4 bits",
+        choices=WEIGHTS,
+        beside=("fp8",),
+        tries=(),
+        rare=True,
+    )
 
 
 def of_parameter(said: str, param: str) -> str:
@@ -138,6 +149,12 @@ class DtypesOp(Statement):
     and parameters at rest, keep their type. With `scaling = current`, the scale is computed from
     the tensor that is cast, so the cast needs the whole tensor and is a separate kernel:
     `stg.quantize`.
+
+    With `weights = once`, parameters are cast in the first microbatch, for forward and backward of
+    all, as in Megatron-Core (core/extensions/transformer_engine.py: `TELinear.forward`,
+    `is_first_microbatch`). Each microbatch counts its part of the bytes; those of the copies do not
+    count in memory. Parameters that ZeRO-3 gathers are cast each time, with `stored` never: they
+    are in 8 bits at rest (`fp8_param_gather`), which does not count in memory or in gathers either.
 
     `mxfp8` and `nvfp4` are recipes of Blackwell, whose casts are separate kernels too, as in
     Transformer Engine (`MXFP8BlockScaling`, `NVFP4BlockScaling`). With `mxfp8`, activations,

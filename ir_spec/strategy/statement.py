@@ -89,8 +89,10 @@ class Flag:
         return "--" + self.name.replace("_", "-")
 
     def with_value(self, value: object) -> str:
-        """`--zero 3`, or for a switch `--sp`."""
-        return self.option if value is True else f"{self.option} {value}"
+        """`--zero 3`, or for a switch `--sp` and `--sp off`."""
+        return (
+            self.option if value is True else f"{self.option} {'off' if value is False else value}"
+        )
 
     def is_default(self, value: object) -> bool:
         """Whether a value is the default."""

@@ -27,6 +27,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.kernel import (
     ATTENDS,
+    CASTS,
     CONTINUES,
     EXPANDS,
     EXPERTS,
@@ -36,10 +37,10 @@ from stagec.ir.kernel import (
     TRITON,
     KernelShape,
 )
-from stagec.ir.traits import CopiesMemory, Free
+from stagec.ir.traits import CopiesMemory, Free, Recasts
 from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS, FOUR_BITS
 from stagec.ir_spec.ops.activation import ActivationGrad, Silu
-from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, Sum
+from stagec.ir_spec.ops.contraction import ONE_SCALE, Add, Cast, Einsum, Mul, Sum, casts_twice
 from stagec.ir_spec.ops.loss_forms import LogSoftmax, LogSoftmaxGrad
 from stagec.ir_spec.ops.moe import Combine, CombineWeightsGrad, Dispatch
 from stagec.ir_spec.ops.norm import LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad
@@ -211,6 +212,9 @@ class KernelForms:
                 return ON_HOST
             if where := op.text("continues", ""):
                 return f"{CONTINUES}_{where}"
+            if op.text("to", "") in ONE_SCALE and op.has(Recasts) and casts_twice(op):
+                read = DTYPE_BYTES[op.operands[0].tensor.dtype] * (2 if op.flag("searched") else 1)
+                return f"{CASTS}{read}"
             return eager_mark(op) if self.torch else ""
         if kernel.kind in ATTENDS:
             return self.attention

@@ -45,9 +45,10 @@ from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, TakeOver, end_type
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
-from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts, came_from
+from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts
 from stagec.passes.lower.kernels import KernelForms, attributes, fused_attributes, fused_operations
 from stagec.passes.lower.shared_actions import SharedActions, nodes_of, taken_by
+from stagec.passes.lower.shared_work import SharedWork
 from stagec.passes.lower.steps import (
     ACTIVATIONS,
     common_axes,
@@ -60,6 +61,7 @@ from stagec.passes.lower.steps import (
     shared_out,
     sum_of,
 )
+from stagec.passes.lower.turned import TurnedOperands
 from stagec.sharding.gathers import ahead_of
 from stagec.sharding.work import viewed
 
@@ -159,10 +161,12 @@ class _Lowering:
         self._gathers_in_steps = strategy.one(TpInputsRule).gathers == "in_steps"
         self._direct = strategy.one(MoeRule).dispatch == DEEPEP
         self._decodes = module.serving == DECODE
+        self._shared = SharedWork.of(module)
         self._begun: dict[Value, Value] = {}  # first by last node of products in steps
         self._early = KernelsBesideGathers(parts, self._facts)
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # further nodes for which users wait
+        self._turned = TurnedOperands(self._deps)
         self._channels: dict[Operation, int] = {}
         self._idle = False  # inside iterations in which the rank does not work
 
@@ -178,7 +182,7 @@ class _Lowering:
             kernel = fused.get(op, [op])
             if op is kernel[0] and not self._sits_out(op):
                 builder = Builder(self._registry, new, loc=op.loc, phase=op.phase)
-                builder.finish = partial(came_from, kernel[-1])
+                builder.finish = partial(self._shared.finish, kernel[-1])
                 if len(kernel) > 1:
                     self._kernel(kernel, builder)
                 else:
@@ -331,6 +335,7 @@ class _Lowering:
         if op.flag("decoded"):
             (own, attrs), weight = decoding(op, attrs), self._deps(op.operands[1:])
             deps.append(b.value("et.comp", weight, own, hint=op.results[1].name))
+        deps += self._turned.before([op], b)
         return b.value("et.comp", deps, attrs, hint=name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
@@ -341,6 +346,7 @@ class _Lowering:
         node = self._beside_gather(ops, b)
         if node is None:
             attrs = self._attributes(ops)
+            deps += self._turned.before(ops, b)
             node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
         self._nodes.update(dict.fromkeys(inside, node))
 

@@ -16,6 +16,7 @@ from stagec.api import Dim, Expr, Operation, Region, TensorType, Value, call, co
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Repeats
+from stagec.ir_spec.ops.masks import whole_rows
 from stagec.passes.serving.latent import rows_of_latent
 
 
@@ -23,13 +24,14 @@ from stagec.passes.serving.latent import rows_of_latent
 class CachingStep(ServingStep):
     """A step of a function with this `body`. `env` has the known values of symbols. Rows of caches
     have the element type `dtype`, or that of the cached value if it is empty. Each of `parts` ranks
-    has whole pages of `page` tokens."""
+    has whole pages of `page` tokens. `over` is the number of ranks that split the tokens."""
 
     body: Region
     env: Mapping[str, int]
     dtype: str = ""
     page: int = 1
     parts: Expr = ONE
+    over: Expr = ONE
     sequences: Expr | None = None  # of a class of a mixed step, and what names of it end with
     ending: str = ""
     kept: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])
@@ -37,20 +39,32 @@ class CachingStep(ServingStep):
         default_factory=dict[tuple[Value, int, "Expr | None"], Value]
     )
 
-    def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
+    def append(
+        self, new: Value, *, dim: int = 1, span: Expr | None = None, rate: Expr = ONE
+    ) -> Value:
         if (new, dim, span) not in self._appended:
-            self._appended[new, dim, span] = self._append(new, dim, span)
+            self._appended[new, dim, span] = self._append(new, dim, span, rate)
         return self._appended[new, dim, span]
 
-    def _append(self, new: Value, dim: int, span: Expr | None) -> Value:
-        rows, new = self._rows(span), self._typed(new)
+    def _append(self, new: Value, dim: int, span: Expr | None, rate: Expr) -> Value:
+        if rate != ONE and self.over != ONE:
+            raise new.error(
+                f"%{new.name} has rows of several tokens, which are not cached in parts of a "
+                f"sequence: the strategy splits its tokens over {self.over} ranks",
+                remedy="leave out --cp: --tp and --dp split the work of a step too",
+            )
+        new, past = self._typed(new), whole_rows(self.past, rate)
+        added = new.tensor.shape[dim]
+        rows = self._rows(span) if rate == ONE else self._whole_pages(past + added, rate)
         whole = new.tensor.with_dim(dim, Dim(rows))
         cache = self.cache(new.name + "_cache", TensorType(new.tensor.dtype, whole.dims))
-        attrs = {"dim": const(dim), **self.past_attr()}
-        if rows != self.new and self.past == ZERO:
-            attrs["past"] = ZERO
+        attrs = {"dim": const(dim)}
+        if past != ZERO or rows != added:
+            attrs["past"] = past
         if span is not None:
             attrs["span"] = span
+        if rate != ONE:
+            attrs["rate"] = rate
         if self.page > 1:
             attrs["page"] = const(self.page)
         updated = self.b.value("stg.append", [cache, new], attrs, hint=f"{new.name}_rows")
@@ -65,9 +79,17 @@ class CachingStep(ServingStep):
 
     def _rows(self, span: Expr | None) -> Expr:
         """The number of rows of a cache: whole pages on each of the ranks that split it."""
-        rows, unit = self.seen, self.parts * self.page
+        rows = self.seen
         if span is not None and self.past != ZERO:
             rows = call("min", [rows, span - 1 + self.new])
+        return self._whole_pages(rows)
+
+    def _whole_pages(self, rows: Expr, rate: Expr = ONE) -> Expr:
+        """A number of rows of `rate` tokens each, rounded up to whole pages of tokens."""
+        if rate != ONE:
+            whole = self._whole_pages(rows * rate)
+            return rows if whole == rows * rate else call("ceildiv", [whole, rate])
+        unit = self.parts * self.page
         known = (rows % unit).symbols <= self.env.keys()
         if unit == ONE or (known and evaluate(rows % unit, self.env) == 0):
             return rows

@@ -75,6 +75,12 @@ def copy_experts(module: Module, count: int) -> None:
             f"copy-experts expects 0 or more copies, found {count}",
             remedy="give a positive number, as in copy-experts{count=32}",
         )
+    for op in module.walk():
+        if op.name == "stg.dispatch" and "slots" in op.attrs:
+            raise op.error(
+                "experts of a router that also chooses experts without weights have no copies",
+                remedy="leave out --redundant-experts",
+            )
     routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
     if not routers and "part" not in module.main.attrs:  # another part may have the experts
         raise module.main.error(

@@ -118,9 +118,11 @@ def to_serving(module: Module, given: ToServing) -> None:
     _erase(body, used)
     _freeze(body)
     b = Builder(module.registry, body)
-    parts = ONE if past == ZERO and mode != MIXED else _parts(module, new)
+    over = _parts(module, new)
+    parts = ONE if past == ZERO and mode != MIXED else over
+    dtype, page = given.kv_dtype, given.page
     step = CachingStep(
-        mode, new, past, b, body, module.env, dtype=given.kv_dtype, page=given.page, parts=parts
+        mode, new, past, b, body, module.env, dtype=dtype, page=page, parts=parts, over=over
     )
     mixed = Mixed.of(module, step, mixes) if mixes is not None else None
     _cut_tables(module, step, given.longest)

@@ -18,10 +18,12 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
+from stagec.ir.kernel import ALWAYS
 from stagec.ir.module import uncast
 from stagec.ir.rewrite import is_chosen_by
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import HADAMARD
+from stagec.ir_spec.strategy.fusion import FusionRule
 
 
 class Recipe(NamedTuple):
@@ -54,6 +56,11 @@ class InsertFp8Casts(Pass):
     Embedding and head are outside of repeats and not changed either. With `scaling = current`,
     `mxfp8` and `nvfp4`, casts are `stg.quantize`, also those of gradients. With `nvfp4` the
     operands of weight gradients are multiplied by a random Hadamard matrix first (`hadamard`).
+    With `weights = once`, casts of parameters that ZeRO-3 does not gather state for how many
+    microbatches their copies stay (`once`), and are no kernels of their own (`continues`); with
+    `stored`, others state that their copies are there (`kept`). With
+    `scaling = current` and `stg.fusion[none]` no other kernel looks for the largest element
+    (`searched`).
 
     Before:
         stg.strategy @s {
@@ -87,28 +94,44 @@ class InsertFp8Casts(Pass):
         return bool(read_strategy(module).dtypes.fp8)
 
     def run(self, module: Module) -> None:
-        dtypes = read_strategy(module).dtypes
+        strategy = read_strategy(module)
+        dtypes = strategy.dtypes
         quantize = RECIPES[dtypes.fp8].quantizes or dtypes.scaling == "current"
-        insert_fp8_casts(module, dtypes.fp8, dtypes.loc, quantize=quantize)
+        once = strategy.microbatches if strategy.zero < 3 and dtypes.weights != "each" else 0
+        kept = strategy.zero == 3 and dtypes.weights == "stored"
+        searched = dtypes.scaling == "current" and strategy.one(FusionRule).kind == "none"
+        how = Casts(quantize=quantize, searched=searched, once=once, kept=kept)
+        insert_fp8_casts(module, dtypes.fp8, dtypes.loc, how)
 
 
-def insert_fp8_casts(module: Module, recipe: str, loc: Loc, *, quantize: bool = False) -> None:
-    """Cast or `quantize` the operands of the affected products, in place; a remark reports that
-    there are none.
+class Casts(NamedTuple):
+    """How operands are cast: whether by `stg.quantize`, and then whether a kernel before it looks
+    for the largest element; parameters for `once` microbatches (0: each time), or none that are
+    gathered in 8 bits (`kept`)."""
+
+    quantize: bool = False
+    searched: bool = False
+    once: int = 0
+    kept: bool = False
+
+
+def insert_fp8_casts(module: Module, recipe: str, loc: Loc, how: Casts) -> None:
+    """Cast the operands of the affected products, in place; a remark reports that there are none.
 
     Raises `DiagnosticError` for blocks that compute in 32 bits.
     """
     blocks = [op.body for op in module.main.body.walk() if op.has(Repeats)]
-    if not sum(_cast_operands(module, block, recipe, loc, quantize) for block in blocks):
+    if not sum(_cast_operands(module, block, recipe, loc, how) for block in blocks):
         remark = "no block has a product with a parameter, so nothing is cast"
         module.diagnostics.remark(remark, loc)
 
 
-def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantize: bool) -> int:
+def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, how: Casts) -> int:
     """Cast the operands of the products of a block, each value once. Returns their number. Raises
     `DiagnosticError` for blocks that compute in 32 bits."""
     types = RECIPES[recipe]
-    name = "stg.quantize" if quantize else "stg.cast"
+    name = "stg.quantize" if how.quantize else "stg.cast"
+    searched: dict[str, bool] = {"searched": True} if how.searched else {}
     cast: dict[Value, Value] = {}
     every = [op for op in block.ops if _is_linear(op)]
     linear = [op for op in every if op.result.tensor.dtype != "f32"]
@@ -125,13 +148,17 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, quantiz
                 b = module.before(op, loc=loc, by=InsertFp8Casts.name)
                 weight = is_parameter(uncast(value))
                 to = types.parameters if weight else types.activations
-                attrs: dict[str, RawAttr] = {"to": to}
-                if quantize and to == HADAMARD and not weight:
+                attrs: dict[str, RawAttr] = {"to": to, **searched}
+                if how.quantize and to == HADAMARD and not weight:
                     attrs["hadamard"] = True
+                if weight and how.once:
+                    attrs |= {"once": how.once, "continues": ALWAYS}
+                elif weight and how.kept:
+                    attrs |= {"kept": True, "continues": ALWAYS}
                 cast[value] = b.value(name, [value], attrs, hint=f"{value.name}_{to[:2]}")
             op.set_operand(index, cast[value])
         op.attrs |= {"to": dtype, "grad": types.gradients}
-        op.attrs |= {"quantize": True} if quantize else {}
+        op.attrs |= {"quantize": True, **searched} if how.quantize else {}
     return len(linear)
 
 

@@ -6,7 +6,7 @@ examined one by one, to describe it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stagec.check.findings import CheckReport
 from stagec.check.links import GroupUses, PeerLinks
 from stagec.check.members import GroupMembers
-from stagec.check.program import CollectiveCall, MessageEnd
+from stagec.check.program import BySlot, IssuedCall
 from stagec.check.ranks import RankTrace
 from stagec.check.table import RankTable, distinct, lookup, of_each, positions
 from stagec.check.trace_files import ALL_RANKS_ID, GroupsFile, group_id
@@ -110,7 +110,7 @@ def _unmatched(job: CheckedJob) -> npt.NDArray[np.bool_]:
     def differ(here: int, slot: int, there: int, back: int) -> bool:
         us, them = classes[here].analysis, classes[there].analysis
         ways = (us.sends, them.receives), (us.receives, them.sends)
-        return any(_contents(a.get(slot, ())) != _contents(b.get(back, ())) for a, b in ways)
+        return any(_differ(ours, slot, theirs, back) for ours, theirs in ways)
 
     odd[~odd] = _each_way(job, ~odd, differ)
     return odd
@@ -249,28 +249,28 @@ def _first_message(trace: RankTrace, slot: int) -> int:
 def _check_channel(
     trace: RankTrace,
     peer: int,
-    ours: tuple[MessageEnd, ...],
-    theirs: tuple[MessageEnd, ...],
+    ours: Sequence[IssuedCall],
+    theirs: Sequence[IssuedCall],
     what: str,
     report: CheckReport,
 ) -> None:
     """Report each message of `ours` without a counterpart of the same tag and size in `theirs`."""
     if _contents(ours) == _contents(theirs):
         return
-    left = Counter((message.tag, message.size) for message in theirs)
+    left = Counter(_contents(theirs))
     other = "receive" if what == "send" else "send"
     for message in ours:
-        key = message.tag, message.size
-        left[key] -= 1
-        if left[key] >= 0:
+        left[message.content] -= 1
+        if left[message.content] >= 0:
             continue
-        sizes = sorted({m.size for m in theirs if m.tag == message.tag} - {message.size})
+        sizes = sorted({m.size for m in theirs if m.what == message.what} - {message.size})
         others = f"one of {sizes[0]} bytes with that tag" if sizes else "none with that tag left"
         node = trace.analysis.program.nodes[message.index]
         way = "to" if what == "send" else "from"
         text = (
-            f"rank {trace.rank}, {node.label}, {what}s {message.size} bytes with tag {message.tag} "
-            f"{way} rank {peer}; expected a {other} of the same size and tag there, found {others}"
+            f"rank {trace.rank}, {node.label}, {what}s {message.size} bytes with tag "
+            f"{message.what} {way} rank {peer}; expected a {other} of the same size and tag there, "
+            f"found {others}"
         )
         remedy = f"write the {other} on rank {peer}, or make tag and size agree"
         report.error(trace.path, f"unmatched-{what}", text, remedy, node=node.id)
@@ -283,7 +283,7 @@ def crossed_messages(job: CheckedJob) -> Iterator[tuple[RankTrace, int, str]]:
 
     def differ(here: int, slot: int, there: int, back: int) -> bool:
         ours, theirs = classes[here].analysis.sends, classes[there].analysis.receives
-        return _contents(ours.get(slot, ())) != _contents(theirs.get(back, ()))
+        return _differ(ours, slot, theirs, back)
 
     met = links.back >= 0
     met[met] = _each_way(job, met, differ)
@@ -303,16 +303,25 @@ def crossed_messages(job: CheckedJob) -> Iterator[tuple[RankTrace, int, str]]:
                 yield _crossed(trace, there, ours, there.analysis.receives.get(back, ()))
 
 
-def _contents(messages: tuple[MessageEnd, ...]) -> list[tuple[int, int]]:
-    return [(m.tag, m.size) for m in messages]
+def _contents(calls: Sequence[IssuedCall]) -> list[tuple[int, int]]:
+    return [call.content for call in calls]
+
+
+def _differ(ours: BySlot, slot: int, theirs: BySlot, back: int) -> bool:
+    return _contents(ours.get(slot, ())) != _contents(theirs.get(back, ()))
+
+
+def _first_difference(ours: Sequence[IssuedCall], theirs: Sequence[IssuedCall]) -> int:
+    """The place of the first difference; one side may have fewer calls."""
+    pairs = enumerate(zip(_contents(ours), _contents(theirs), strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 
 
 def _crossed(
-    trace: RankTrace, there: RankTrace, ours: tuple[MessageEnd, ...], theirs: tuple[MessageEnd, ...]
+    trace: RankTrace, there: RankTrace, ours: Sequence[IssuedCall], theirs: Sequence[IssuedCall]
 ) -> tuple[RankTrace, int, str]:
     """The first message on which the ends differ; one of them may have fewer messages."""
-    pairs = enumerate(zip(_contents(ours), _contents(theirs), strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    at = _first_difference(ours, theirs)
     sent = trace.analysis.program.nodes[ours[at].index] if at < len(ours) else None
     got = there.analysis.program.nodes[theirs[at].index] if at < len(theirs) else None
     which = f"message {at + 1} from rank {trace.rank} to rank {there.rank}"
@@ -322,25 +331,24 @@ def _crossed(
     if got is None:
         return trace, sent.id, f"{which} is {sent.label}, but not received"
     text = (
-        f"{which} is {sent.label} with tag {ours[at].tag}, but {got.label} with tag "
-        f"{theirs[at].tag} where it is received"
+        f"{which} is {sent.label} with tag {ours[at].what}, but {got.label} with tag "
+        f"{theirs[at].what} where it is received"
     )
     return trace, sent.id, text
 
 
 def _check_collectives(job: CheckedJob, report: CheckReport) -> None:
     """Check that the members of each group issue the same collectives in the same order."""
-    classes, uses = job.traces.classes, job.uses
-    group, place = _memberships(job, np.isin(job.members.ids, uses.ids))
+    group, place = _memberships(job, np.isin(job.members.ids, job.uses.ids))
     slot = _slots_of_members(job, group, place)
     begins = np.flatnonzero(np.diff(group, prepend=-1))
     lead = np.repeat(begins, np.diff(begins, append=len(group)))
 
     def differ(one: int, one_slot: int, other: int, other_slot: int) -> bool:
         ours, theirs = classes[one].analysis.collectives, classes[other].analysis.collectives
-        return _signatures(ours.get(one_slot, ())) != _signatures(theirs.get(other_slot, ()))
+        return _differ(ours, one_slot, theirs, other_slot)
 
-    class_of = job.traces.class_of[place]
+    classes, class_of = job.traces.classes, job.traces.class_of[place]
     odd = np.flatnonzero(of_each(differ, class_of[lead], slot[lead], class_of, slot))
     number = job.members.ids[group[odd]]
     for i in odd[np.argsort(number, kind="stable")].tolist():
@@ -359,21 +367,15 @@ def _slots_of_members(job: CheckedJob, group: Ints, place: Ints) -> Ints:
     return lookup(uses.slot, positions(key, _keys(job, number[group], place)))
 
 
-def _signatures(collectives: tuple[CollectiveCall, ...]) -> list[tuple[int, int]]:
-    return [(collective.kind, collective.size) for collective in collectives]
-
-
 def _report_mismatch(
     number: int,
     one: RankTrace,
     other: RankTrace,
-    ours: tuple[CollectiveCall, ...],
-    theirs: tuple[CollectiveCall, ...],
+    ours: Sequence[IssuedCall],
+    theirs: Sequence[IssuedCall],
     report: CheckReport,
 ) -> None:
-    pairs = zip(_signatures(ours), _signatures(theirs), strict=False)
-    shorter = min(len(ours), len(theirs))
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+    place = _first_difference(ours, theirs)
     message = (
         f"collective {place + 1} over group {number}: expected {_named(one, ours, place)} as on "
         f"rank {one.rank}, found {_named(other, theirs, place)} on rank {other.rank}"
@@ -383,9 +385,9 @@ def _report_mismatch(
     report.error(other.path, "collective-mismatch", message, remedy, node=node)
 
 
-def _named(trace: RankTrace, collectives: tuple[CollectiveCall, ...], place: int) -> str:
+def _named(trace: RankTrace, collectives: Sequence[IssuedCall], place: int) -> str:
     if place >= len(collectives):
         return "no further collective"
     call = collectives[place]
     node = trace.analysis.program.nodes[call.index]
-    return f"{collective_label(call.kind)} of {call.size} bytes ({node.label})"
+    return f"{collective_label(call.what)} of {call.size} bytes ({node.label})"

@@ -282,10 +282,9 @@ def _matched(
     size."""
     waiting: dict[tuple[int, int], list[int]] = defaultdict(list)
     for receive in reversed(dst.receives.get(dst_slot, ())):
-        waiting[receive.tag, receive.size].append(receive.index)
+        waiting[receive.content].append(receive.index)
     for send in src.sends.get(src_slot, ()):
-        receives = waiting[send.tag, send.size]
-        if receives:
+        if receives := waiting[send.content]:
             yield send.index, receives.pop()
 
 

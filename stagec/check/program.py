@@ -5,34 +5,32 @@ occurrence ("slots"), so that ranks which differ in nothing else have the same p
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
-from typing import TypeVar
 
 from stagec.check.nodes import NodeProblem, Severity, node_problems
 from stagec.formats.chakra.nodes import AttrValue, NodeKind, TraceNode
 
-_T = TypeVar("_T")
-
 
 @dataclass(frozen=True, slots=True)
-class CollectiveCall:
-    """A collective of a program: the index of its node, its `CollKind`, its bytes."""
+class IssuedCall:
+    """A collective or one end of a message in a program: the index of its node, what both sides
+    have to agree on (the `CollKind` of a collective, the tag of a message), and its bytes."""
 
     index: int
-    kind: int
+    what: int
     size: int
 
+    @property
+    def content(self) -> tuple[int, int]:
+        """What the other ranks have to issue too."""
+        return self.what, self.size
 
-@dataclass(frozen=True, slots=True)
-class MessageEnd:
-    """A send or receive of a program: the index of its node, its tag, its bytes."""
 
-    index: int
-    tag: int
-    size: int
+#: The collectives or messages of a program by the slot of their group or peer, in order of issue.
+BySlot = Mapping[int, tuple[IssuedCall, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,9 @@ class Analysis:
     deps: tuple[tuple[int, ...], ...]
     valid: bool
     problems: tuple[NodeProblem, ...]
-    collectives: Mapping[int, tuple[CollectiveCall, ...]]
-    sends: Mapping[int, tuple[MessageEnd, ...]]
-    receives: Mapping[int, tuple[MessageEnd, ...]]
+    collectives: BySlot
+    sends: BySlot
+    receives: BySlot
     unordered: Mapping[int, tuple[int, int]]
 
 
@@ -75,9 +73,8 @@ def analyse(program: TraceProgram) -> Analysis:
         graph_problems.append(_cycle_problem(nodes, deps, order))
         order += sorted(set(range(len(nodes))) - set(order))
     valid = not any(p.code in _INVALID for p in graph_problems)
-    collectives = _by_slot(program, order, NodeKind.COLL, CollectiveCall)
-    sends = _by_slot(program, order, NodeKind.SEND, MessageEnd)
-    receives = _by_slot(program, order, NodeKind.RECV, MessageEnd)
+    kinds = (NodeKind.COLL, NodeKind.SEND, NodeKind.RECV)
+    collectives, sends, receives = (_by_slot(program, order, kind) for kind in kinds)
     unordered: dict[int, tuple[int, int]] = {}
     if valid:
         for slot, messages in (*sends.items(), *receives.items()):
@@ -184,18 +181,16 @@ def _cycle_problem(
     return NodeProblem(nodes[index].id, "dependency-cycle", message, remedy)
 
 
-def _by_slot(
-    program: TraceProgram, order: Sequence[int], kind: NodeKind, made: Callable[[int, int, int], _T]
-) -> Mapping[int, tuple[_T, ...]]:
+def _by_slot(program: TraceProgram, order: Sequence[int], kind: NodeKind) -> BySlot:
     """The communication of one kind by the slot of its group or peer, in the order of issue."""
     calls = kind == NodeKind.COLL
     slots, about = (program.group_slots, "comm_type") if calls else (program.peer_slots, "comm_tag")
-    by_slot: dict[int, list[_T]] = defaultdict(list)
+    by_slot: dict[int, list[IssuedCall]] = defaultdict(list)
     for index in order:
         node = program.nodes[index]
         if node.kind == kind and index in slots:
             facts = (_integer(node.attrs, name) for name in (about, "comm_size"))
-            by_slot[slots[index]].append(made(index, *facts))
+            by_slot[slots[index]].append(IssuedCall(index, *facts))
     return {slot: tuple(each) for slot, each in by_slot.items()}
 
 
@@ -225,12 +220,12 @@ def _unordered_messages(
     program: TraceProgram,
     deps: Sequence[tuple[int, ...]],
     order: Sequence[int],
-    channels: Sequence[tuple[MessageEnd, ...]],
+    channels: Sequence[tuple[IssuedCall, ...]],
 ) -> Iterator[NodeProblem]:
     for channel in channels:
         alike: dict[tuple[int, int], list[int]] = defaultdict(list)
         for message in channel:
-            alike[message.tag, message.size].append(message.index)
+            alike[message.content].append(message.index)
         for indices in alike.values():
             pair = _first_swappable(program.nodes, deps, order, indices)
             if pair is not None:

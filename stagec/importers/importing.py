@@ -29,14 +29,12 @@ _OTHER_FILES: Mapping[str, str] = {
 
 #: Model types that are not read, and what of them is not modeled.
 NOT_MODELED: Mapping[str, str] = {
-    "deepseek_v4": "attention to keys that are compressed from several tokens",
     "deepseek_ref": "attention to keys that are compressed from several tokens",
     "glm5_next": "several residual streams that each layer mixes",
     "mistral_large4": "layers that take the latent keys of earlier ones",
     "hy_v4": "several residual streams that each layer mixes",
     "qwen4_exp": "several residual streams, and tables of n-grams",
     "kimi_k3": "residuals from the outputs of earlier blocks of layers",
-    "longcat_flash": "experts that return their input",
     "xlstm": "cells with matrix memories",
     "blt": "patches of bytes that a model of their entropy forms",
 }

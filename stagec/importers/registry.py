@@ -9,10 +9,10 @@ from stagec.support.source import Source
 
 #: The modules of readers, in the order of the list of families.
 _READERS = (
-    "llama llama_variants gpt windows mixture deepseek sigmoid_experts gated_heads puzzle "
-    "selected_heads gemma4 mamba falcon_h1 linear_attention recurrences zamba encoders masked "
-    "disentangled bart vision waves pyramids pairs diffusion short_convolutions multimodal omni "
-    "resampled llava"
+    "llama llama_variants gpt windows mixture deepseek compressed shortcut sigmoid_experts "
+    "gated_heads puzzle selected_heads gemma4 mamba falcon_h1 linear_attention recurrences "
+    "zamba encoders masked disentangled bart vision waves pyramids pairs diffusion "
+    "short_convolutions multimodal omni resampled llava"
 )
 _MODULES = [import_module(f"stagec.importers.families.{name}") for name in _READERS.split()]
 BUILT_IN: tuple[ModelFamily, ...] = tuple(

@@ -25,6 +25,13 @@ EXPANDING = EXPANDS, TRITON, MARLIN
 #: The mark of a kernel bound by memory whose work an adjacent kernel does, followed by `ALWAYS` or
 #: the family of devices on which this holds.
 CONTINUES, ALWAYS = "continues", "always"
+#: The mark of a kernel that copies a value of 8 bits so that products contract other dimensions,
+#: and that of a cast which writes this copy, followed by the bytes that it reads for an element.
+TURNS, CASTS = "turns", "casts_"
+#: The families of devices whose products take 8-bit operands along any dimension, so that there are
+#: no such copies (NVIDIA/TransformerEngine, `nvte_is_non_tn_fp8_gemm_supported`: from sm100 on; XLA
+#: chooses layouts on TPUs).
+ANY_DIMENSION = frozenset({"blackwell", "tpu"})
 #: Kinds of fused attention.
 ATTENDS = ("attention", "attention_backward")
 _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys", "qk", "v")
@@ -38,8 +45,21 @@ EXTENTS: Mapping[str, tuple[str, ...]] = {
 
 
 def continues(form: str, family: str) -> bool:
-    """Whether a kernel with this mark is part of another one on devices of a family."""
-    return form in (f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
+    """Whether a kernel with this mark is part of another one, or does not exist, on devices of a
+    family."""
+    turns = form == TURNS and family in ANY_DIMENSION
+    return turns or form in (f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
+
+
+def moved_share(form: str, family: str) -> float:
+    """The share of its bytes that a kernel with this mark moves on devices of a family, where
+    values in 8 bits need no second copy."""
+    if family not in ANY_DIMENSION or not form.startswith((TURNS, CASTS)):
+        return 1.0
+    if form == TURNS:
+        return 0.0
+    read = int(form.removeprefix(CASTS))
+    return (read + 1) / (read + 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import ZERO, Expr, same
+from stagec.ir.expr import ONE, ZERO, Expr, same
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.types import TensorType
 
@@ -68,10 +68,13 @@ class ServingStep:
 
     # -- state -------------------------------------------------------------------------------------
 
-    def append(self, new: Value, *, dim: int = 1, span: Expr | None = None) -> Value:
+    def append(
+        self, new: Value, *, dim: int = 1, span: Expr | None = None, rate: Expr = ONE
+    ) -> Value:
         """Cache a value with the new tokens along dimension `dim`. Returns the rows that the
         queries of the step may see, [.., T, ..] with T = past + S, or T = min(past + S, span - 1 +
-        S) if a query sees only `span` keys up to its own. A value is cached once."""
+        S) if a query sees only `span` keys up to its own. Rows of `rate` tokens each are written
+        from that of the first new token on. A value is cached once."""
         raise NotImplementedError
 
     def rows_of_latent(self, values: Sequence[Value]) -> list[Value] | None:

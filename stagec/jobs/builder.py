@@ -318,8 +318,9 @@ class JobBuilder:
         given = [n for n in SHORTHANDS if not FLAGS[n].is_default(getattr(self.options, n))]
         if given:
             names = ", ".join(FLAGS[n].option for n in given)
+            text = f", here '{self.options.strategy}'" if self.options.strategy else ""
             raise error(
-                f"{names} cannot be used with a strategy text: both say how to parallelize",
+                f"{names} cannot be used with a strategy text{text}: both say how to parallelize",
                 remedy="write these flags into the text; '--print-strategy' shows the statements "
                 "of flags",
             )

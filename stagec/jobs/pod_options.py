@@ -17,6 +17,7 @@ from stagec.jobs.request.draft import DraftText
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.flags import FLAGS, PartText
 from stagec.jobs.request.machine import on_machine, own_machine
+from stagec.jobs.request.option import YES_OR_NO
 from stagec.jobs.request.options import JobOptions, job_options
 from stagec.jobs.request.serving_flags import DISAGGREGATED, PODS
 from stagec.support.diagnostics import DiagnosticError, error
@@ -253,7 +254,10 @@ def _values(option: str, text: str) -> dict[str, str | bool]:
         name, equals, value = part.partition("=")
         known = name.replace("-", "_")
         awaited = bool(last) and values[last] is False and not equals
-        if not awaited and (known in FLAGS or known in _OF_MESH):
+        states = bool(last) and values[last] is True and name.lower() in YES_OR_NO
+        if states and not equals:
+            values[last] = name
+        elif not awaited and (known in FLAGS or known in _OF_MESH):
             last = known
             values[last] = value or (last in FLAGS and FLAGS[last].kind == "switch")
         elif equals or not last or values[last] is True:

@@ -26,8 +26,6 @@ from stagec.support.diagnostics import error
 if TYPE_CHECKING:
     from stagec.ir.module import Module
     from stagec.jobs.lowered import LoweredJob
-
-if TYPE_CHECKING:
     from stagec.machines import Machine
     from stagec.serving.stepped import StepTime
     from stagec.time.costs.replay_options import ReplayOptions

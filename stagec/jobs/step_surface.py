@@ -214,19 +214,19 @@ class ExactSteps:
 
 
 @dataclass
-class ApartSteps:
-    """Femtoseconds of steps of attention and feed-forward on ranks of their own, where each step
-    decodes or has prompts (`whole`); `attention` and `apart` are those of each of both without
-    waiting for the other.
+class SharedSteps:
+    """Femtoseconds of steps of groups of ranks that share some work, such as experts (`whole`).
+    `shared` are those of this work, `alone` those of the rest, where it runs on ranks of its own.
 
-    Groups of ranks with attention decode equal shares of the sequences, but each prompt is in one
-    of them. Attention takes as long as in the group with most tokens, f, and feed-forward has the
-    mean of all groups, m: T = whole(f) - max(attention(f), apart(f)) + max(attention(f), apart(m)).
+    Groups decode equal shares of the sequences, but each prompt is in one of them. What a group
+    does by itself takes as long as in the group with most tokens, f, and shared work has the mean
+    of all groups, m: T = whole(f) - shared(f) + shared(m), and at least whole(m). On ranks of its
+    own shared work takes no time while the rest lasts: max(alone(f), shared) in place of shared.
     """
 
     whole: StepSurface | ExactSteps
-    attention: StepSurface | ExactSteps
-    apart: StepSurface | ExactSteps
+    shared: StepSurface | ExactSteps
+    alone: StepSurface | ExactSteps | None = None
 
     @property
     def evaluations(self) -> int:
@@ -238,11 +238,14 @@ class ApartSteps:
 
     def mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
         groups, halves = self.whole.groups, self.whole.halves
-        mean = [(-(-sum(new for new, _ in chunks) // groups), 0)]
-        most = self.apart.mixed(0, 0, _fullest(chunks, groups, halves))
-        attention, apart = self.attention.mixed(0, 0, chunks), self.apart.mixed(0, 0, mean)
-        saved = max(attention, most) - max(attention, apart)
-        return max(1, self.whole.mixed(count, total, chunks) - max(0, saved))
+        share, fullest = -(-count // groups), _fullest(chunks, groups, halves)
+        most, every = (sum(new for new, _ in some) for some in (fullest, chunks))
+        mean = [(-(-new * every // (most * groups)), past) for new, past in fullest]
+        least = self.alone.mixed(0, 0, chunks) if self.alone is not None else 0
+        f, m = (max(least, self.shared.mixed(share, share, some)) for some in (fullest, mean))
+        equal = [(halves * new, past) for new, past in mean for _ in range(groups // halves)]
+        took = self.whole.mixed(count, total, chunks) - max(0, f - m)
+        return max(took, self.whole.mixed(count, total, equal))
 
     def check(self) -> SurfaceCheck:
         """The comparison of whole steps."""
@@ -255,7 +258,7 @@ class DraftedSteps:
     (`drafted`, by generated token of a sequence), others do not (`plain`)."""
 
     drafted: StepSurface | ExactSteps
-    plain: StepSurface | ExactSteps | ApartSteps
+    plain: StepSurface | ExactSteps | SharedSteps
 
     @property
     def evaluations(self) -> int:

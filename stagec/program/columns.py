@@ -6,7 +6,7 @@ collectives, the copies of each direction, the sends to each rank and the receiv
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,12 +31,8 @@ class Columns:
     def add_node(self, node: Node) -> None:
         """Add a node outside of templates, and set its `id` to its handle."""
         node.id, self._next = self._next, self._next + 1
-        self._plain[node.id] = node, self.add_prototypes([node])
-
-    def add_prototypes(self, nodes: Sequence[Node]) -> int:
-        """Add prototypes, and return the index of the first one."""
-        self._prototypes += nodes
-        return len(self._prototypes) - len(nodes)
+        self._plain[node.id] = node, len(self._prototypes)
+        self._prototypes.append(node)
 
     def add_instance(
         self,
@@ -51,7 +47,8 @@ class Columns:
         instance = StepInstance(inputs, sources, base, microbatches, sent)
         use = self._uses.get(template)
         if use is None:
-            use = self._uses[template] = _Use(self.add_prototypes(template.nodes))
+            use = self._uses[template] = _Use(len(self._prototypes))
+            self._prototypes += template.nodes
         use.instances.append(instance)
         self._bases.append(base)
         self._instances.append(instance)
@@ -73,8 +70,7 @@ class Columns:
     ) -> Program:
         """The program with its nodes in their final order."""
         facts = _Facts(self._next)
-        for node, number in self._plain.values():
-            facts.put_node(node, number)
+        facts.put_nodes(self._plain.values())
         for template, use in self._uses.items():
             facts.put_instances(template, use)
         issued = with_buckets(_issued(order), list(cut_buckets(bucketed)))
@@ -109,14 +105,18 @@ class _Facts:
         self.prototype = np.zeros(count, dtype=np.int64)
         self.microbatch = np.zeros(count, dtype=np.int64)
         self.tag = np.zeros(count, dtype=np.int64)
-        self._plain: list[tuple[int, int, int]] = []
         self._parts: list[tuple[Ints, Ints, Ints]] = []
 
-    def put_node(self, node: Node, prototype: int) -> None:
-        """Enter a node outside of templates, with its edges."""
-        self.prototype[node.id], self.tag[node.id] = prototype, node.tag
-        self._plain += [(node.id, d.id, 0) for d in node.deps]
-        self._plain += [(node.id, a.id, 1) for a in node.after]
+    def put_nodes(self, numbered: Collection[tuple[Node, int]]) -> None:
+        """Enter the nodes outside of templates, each with its prototype, and their edges."""
+        nodes = [node for node, _ in numbered]
+        handles = np.array([node.id for node in nodes], dtype=np.int64)
+        self.prototype[handles] = [prototype for _, prototype in numbered]
+        self.tag[handles] = [node.tag for node in nodes]
+        for control, edges in enumerate(([n.deps for n in nodes], [n.after for n in nodes])):
+            sources = np.repeat(handles, np.array([*map(len, edges)], dtype=np.int64))
+            targets = np.array([end.id for ends in edges for end in ends], dtype=np.int64)
+            self._parts.append((sources, targets, np.full(len(targets), control, dtype=np.int64)))
 
     def put_instances(self, template: Template, use: _Use) -> None:
         """Enter all instances of a template."""
@@ -141,9 +141,8 @@ class _Facts:
 
     def edges(self) -> tuple[Ints, Ints, Ints]:
         """All edges as three arrays: the sources, the targets, and 0 for data or 1 for control."""
-        plain = np.array(self._plain, dtype=np.int64).reshape(-1, 3).T
-        parts = [(plain[0], plain[1], plain[2]), *self._parts]
-        sources, targets, control = (np.concatenate(column) for column in zip(*parts, strict=True))
+        columns = zip(*self._parts, strict=True)
+        sources, targets, control = (np.concatenate(column) for column in columns)
         return sources, targets, control
 
 

@@ -230,7 +230,14 @@ class Unroller:
         self._order.append(node)
 
     def _deps(self, op: Operation) -> tuple[Node, ...]:
-        return tuple([n for v in op.operands if (n := last_node(self._ref(v))) is not None])
+        nodes: list[Node] = []
+        for value in op.operands:
+            ref = self._refs.get(value)
+            if isinstance(ref, Node):
+                nodes.append(ref)
+            elif ref is not None and (last := last_node(self._ref(value))) is not None:
+                nodes.append(last)
+        return tuple(nodes)
 
     def _scope(self, op: Operation) -> str:
         return f"{op.phase}/{self._prefix}"
@@ -264,22 +271,10 @@ class Unroller:
         if matmul is not None and matmul not in self._asked:
             self._asked.add(matmul)  # `_before_last_product` depends on it
             ask(IsPositive(op.expr("matmul")), self._env)
-        work = self._sizes.work(op, self._layer)
-        scope = f"{work.phase}/{self._prefix}"
-        node = Node(
-            work.kind,
-            scope + op.result.name,
-            work.phase,
-            work.size,
-            work.flops,
-            work.matmul,
-            work.out,
-            work.kernel,
-            scope=scope,
-            op=op,
-            deps=self._deps(op),
-            index=self._layer,
-        )
+        kind, phase, *_ = work = self._sizes.work(op, self._layer)
+        scope, deps = f"{phase}/{self._prefix}", self._deps(op)
+        name = scope + op.results[0].name
+        node = Node(kind, name, phase, *work[2:], scope=scope, op=op, deps=deps, index=self._layer)
         self._issue(node)
         return node
 

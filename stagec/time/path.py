@@ -30,3 +30,14 @@ def critical_path(step: ClockedStep) -> Iterator[Link]:
         begun = int(ends[before]) if before >= 0 else 0
         yield Link(owner, placed.node, placed.part, int(ends[node]) - begun)
         node = before
+
+
+def shared_time(step: ClockedStep) -> int:
+    """Picoseconds of the path for the tokens of several groups of ranks: experts of routed tokens,
+    and what gathers tokens. An all_to_all is that of the group with most tokens, which sends
+    them."""
+    return sum(
+        link.time
+        for link in critical_path(step)
+        if link.node.op is not None and link.node.op.flag("shared")
+    )

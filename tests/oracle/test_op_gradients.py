@@ -50,6 +50,7 @@ class Case:
 X = "%x: f32[B, S, D | param]"
 QKV = "%q: f32[B, S, H, E | param], %k: f32[B, S, G, E | param], %v: f32[B, S, G, E | param]"
 QPACKED = "%q: f32[B, S, H, E | param], %kv: f32[B, 2, S, G, E | param]"
+SHARED_KEY = "%q: f32[B, V, H, E | param], %k: f32[B, V, E | param], %s: f32[H | param]"
 LAYERS = f"{X}, %W: f32[N, D, D | param], %G: f32[N, D | param]"
 
 SSM = "%dt: f32[B, S, H | param], %A: f32[H | param], %sk: f32[H | param], %bias: f32[H | param]"
@@ -417,6 +418,41 @@ CASES = {
         "%y = stg.index_scores(%q, %k, %w)",
         "B, S, V",
     ),
+    **{
+        f"compress{'-overlap' if wide else ''}": Case(
+            f"%k: f32[B, 5, {wide}D | param], %g: f32[B, 5, {wide}D | param], "
+            f"%b: f32[2, {wide}D | param]",
+            f"%y = stg.compress[rate = 2{', overlap' if wide else ''}](%k, %g, %b)",
+            "B, 2, D",
+        )
+        for wide in ("", "2*")
+    },
+    "compressed_attention": Case(
+        SHARED_KEY, "%y = stg.compressed_attention[window = 2](%q, %k, %s)", "B, V, H, E"
+    ),
+    "compressed_attention-rows": Case(
+        f"{SHARED_KEY}, %c0: f32[B, 2, E | param]",
+        "%y = stg.compressed_attention[window = 2, rate = 2](%q, %k, %s, %c0)",
+        "B, V, H, E",
+    ),
+    "compressed_attention-selected": Case(
+        f"{SHARED_KEY}, %c0: f32[B, 2, E | param], %l: f32[B, V, 2]",
+        "%t, %i = stg.topk[k = 1](%l)\n"
+        "    %y = stg.compressed_attention[window = 2, rate = 2, selected](%q, %k, %s, %c0, %i)",
+        "B, V, H, E",
+    ),
+    "stream_weights-read": Case(
+        "%l: f32[B, S, D | param], %s: f32[1 | param], %b: f32[D | param]",
+        "%y = stg.stream_weights[streams = D](%l, %s, %b)",
+        "B, S, D",
+    ),
+    "stream_weights": Case(
+        "%l: f32[B, S, 8 | param], %s: f32[3 | param], %b: f32[8 | param]",
+        "%r, %w, %m = stg.stream_weights[streams = 2, iterations = 3](%l, %s, %b)\n"
+        '    %y0 = stg.einsum["bsn,bsnm->bsnm"](%w, %m)\n'
+        '    %y = stg.einsum["bsm,bsnm->bsnm"](%r, %y0)',
+        "B, S, 2, 2",
+    ),
     "index-scores-without-weights": Case(
         "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param]",
         "%y = stg.index_scores(%q, %k)",
@@ -521,10 +557,25 @@ CASES = {
         "%y, %e = stg.route[k = N, normalize, scale = 5/2, groups = 2, top_groups = 1](%x, %u)",
         "B, S, N",
     ),
-    "route-sigmoid": Case(
-        "%x: f32[B, S, H | param]",
-        "%y, %e = stg.route[k = G, scores = sigmoid, normalize](%x)",
-        "B, S, G",
+    **{
+        f"route-{scores}": Case(
+            "%x: f32[B, S, H | param]",
+            f"%y, %e = stg.route[k = G, scores = {scores}, normalize](%x)",
+            "B, S, G",
+        )
+        for scores in ("sigmoid", "sqrtsoftplus")
+    },
+    "zero_weights": Case(
+        "%w: f32[B, S, N | param], %x: f32[B, S, 2*G]",
+        "%t, %i = stg.topk[k = N](%x)\n    %y = stg.zero_weights[first = G](%w, %i)",
+        "B, S",
+    ),
+    "dispatch-slots": Case(
+        "%x: f32[B, H, D | param], %r: f32[B, H, 2*G | param]",
+        "%w, %t = stg.route[k = 2](%r)\n"
+        "    %y0 = stg.dispatch[count = G, slots = 2*G](%x, %t)\n"
+        "    %y = stg.combine(%y0, %t, %w)",
+        "B, H, D",
     ),
     "dispatch": Case(
         "%x: f32[B, H, D | param], %t: i32[B, H, 1]",

@@ -16,6 +16,7 @@ import pytest
 
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
+from stagec.support.diagnostics import DiagnosticError
 from tests.configurations import SCANS, small
 from tests.oracle.test_serving_mixed import SIXTEEN, assert_mixed_is_apart
 from tests.served import assert_serves, step_modules
@@ -37,7 +38,8 @@ STEPS = {
     "tokens": (("prefill", 3), ("decode", 1), ("decode", 1), ("decode", 1)),
     "chunks": (("prefill", 2), ("prefill", 3), ("decode", 2), ("decode", 1)),
 }
-LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+COMPRESSED = "deepseek_v4"
+LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa", "longcat_flash")
 #: One family of each kind of state.
 MIXED = ("mamba2", "qwen3_next", "rwkv7", "deepseek_v3", "deepseek_v32")
 SPARSE = ("deepseek_v32", "glm_moe_dsa")
@@ -74,10 +76,13 @@ def path_of(family: str) -> str:
 def sizes_of(family: str) -> dict[str, int]:
     config = small(family)
     sparse = any("experts" in key for key in config)
-    return {"B": 4, **(EXPERTS if sparse else {})}
+    every = EXPERTS | ({"T": 4} if "zero_expert_num" in config else {})
+    return {"B": 4, **(every if sparse else {})}
 
 
-@crossed(family=[*SCANS, *LATENT], steps=list(STEPS), strategy=list(range(len(STRATEGIES))))
+@crossed(
+    family=[*SCANS, *LATENT, COMPRESSED], steps=list(STEPS), strategy=list(range(len(STRATEGIES)))
+)
 def test_a_family_serves(family: str, steps: str, strategy: int) -> None:
     job = JobOptions(path_of(family), sizes=sizes_of(family), **STRATEGIES[strategy])
     assert_serves(job, STEPS[steps])
@@ -112,6 +117,12 @@ def test_absorbed_and_plain_attention_agree(family: str) -> None:
     assert all("values" in op.attrs for op in operations(absorbed, "stg.attention"))
 
 
+def test_rows_of_several_tokens_are_not_cached_in_parts_of_a_sequence() -> None:
+    job = JobOptions(path_of(COMPRESSED), sizes=sizes_of(COMPRESSED), cp=2, cp_mode="all-gather")
+    with pytest.raises(DiagnosticError, match="are not cached in parts of a sequence"):
+        assert_serves(job, [("prefill", 8)])
+
+
 @crossed(
     family=[*SCANS, *LATENT],
     mode=("all-gather", "ring"),
@@ -131,7 +142,11 @@ def test_a_split_sequence_serves(
 
 
 @pytest.mark.parametrize(
-    "family", [f if f in MIXED else pytest.param(f, marks=EXHAUSTIVE) for f in (*SCANS, *LATENT)]
+    "family",
+    [
+        f if f in (*MIXED, COMPRESSED) else pytest.param(f, marks=EXHAUSTIVE)
+        for f in (*SCANS, *LATENT, COMPRESSED)
+    ],
 )
 def test_classes_of_a_step_have_states_of_their_own(family: str) -> None:
     """Latents are absorbed where a class decodes, not where it prefills."""

@@ -9,7 +9,8 @@ S = 512, with eager attention (of Gemma 3n with dense layers only, which have th
 Some values are recalled from the releases; both sides have the same ones. `tower` are the FLOPs of
 `get_image_features` of one image of the size that the configuration states. Of `qwen-7b`, `llama-
 nemotron-super-49b` and `minicpm-v-2.6`, which the reference does not have, it is the count of the
-release.
+release. Of `longcat-flash`, experts without weights have none, as in the release, and a token takes
+rows of 8 of its 12 experts.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ SOME = (
     "sd3.5-medium",
     "qwen3-vl-30b-a3b",
     "kimi-linear-48b",
+    "deepseek-v4-flash",
     "pixart-sigma",
     "paligemma-3b",
 )

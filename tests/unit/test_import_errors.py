@@ -59,8 +59,8 @@ def problem(text: str) -> DiagnosticError:
         ('{"model_type": null}', "the key 'model_type' is missing"),
         ('{"model_type": "qwen33"}', "unknown model type 'qwen33'"),
         (
-            '{"model_type": "deepseek_v4"}',
-            "the model type 'deepseek_v4' is not modeled: it has attention to keys that are",
+            '{"model_type": "kimi_k3"}',
+            "the model type 'kimi_k3' is not modeled: it has residuals from the outputs of",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -547,3 +547,42 @@ def test_prefills_are_near_those_measured(name: str, shape: tuple[int, ...]) -> 
 def test_a_type_that_is_not_computed_is_named() -> None:
     with pytest.raises(DiagnosticError, match=r"h100-sxm.*no peak for f4e2m1.*bf16"):
         kernel_seconds(H100, [product(64, 64, 64, "f4e2m1")])
+
+
+def test_copies_of_operands_in_8_bits_are_made_where_products_need_them() -> None:
+    """Products of Hopper take 8 bits along the contracted dimension only, those of Blackwell along
+    any: there a cast writes once, and no kernel copies what was sent."""
+    size = 1 << 30
+    b200 = load_machine("b200")
+    turns, casts, plain = (
+        Kernel("memory", "", (), 0, size, form=f) for f in ("turns", "casts_2", "")
+    )
+    less = Kernel("memory", "", (), 0, size * 3 // 4)
+    assert (kernel_seconds(H100, [turns, casts]) == kernel_seconds(H100, [plain, plain])).all()
+    assert kernel_seconds(b200, [turns])[0] == pytest.approx(0, abs=1e-15)
+    assert kernel_seconds(b200, [casts])[0] == kernel_seconds(b200, [less])[0]
+
+
+@pytest.mark.parametrize("machine", ["h100-sxm", "b200"])
+def test_a_microbatch_adds_no_casts_of_parameters_that_stay(machine: str) -> None:
+    """With `once` and `stored` only the first microbatch casts parameters, so a further one takes
+    less time than with `each`; both are the same but for what ZeRO-3 gathers."""
+
+    def added(weights: Literal["each", "once", "stored"], zero: int = 1) -> float:
+        def step(n: int) -> float:
+            job = stagec.job(
+                "llama3-8b",
+                sizes={"L": 2, "B": 2 * n, "S": 4096},
+                dp=2,
+                zero=zero,
+                microbatches=n,
+                fp8="hybrid",
+                fp8_weights=weights,
+            )
+            return float(job.time(machine).as_json()["step_seconds"])
+
+        return step(8) - step(4)
+
+    assert added("once") < 0.985 * added("each")
+    assert added("stored") == added("once")
+    assert added("once", zero=3) == added("each", zero=3) > added("stored", zero=3)

@@ -125,7 +125,7 @@ def test_a_mistake_is_reported_with_its_line(old: str, new: str, expected: str) 
 def test_a_text_without_base_says_which_tables_it_needs() -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_machine("x", 'title = "x"')
-    said = {d.message: d.remedy for d in caught.value.diagnostics}
+    said = {d.message: d.remedy or "" for d in caught.value.diagnostics}
     missing = {f"{table}: is missing" for table in ("compute", "memory", "network", "host")}
     assert set(said) == missing  # constants of efficiency have defaults
     assert said["host: is missing"].startswith("write [host] with bandwidth, latency, or take it")

@@ -18,7 +18,7 @@ from stagec.answers.requests.backlog import backlog_text
 from stagec.jobs.request.options import job_options
 from stagec.jobs.session import Session
 from stagec.jobs.step_modules import StepModules
-from stagec.jobs.step_surface import ApartSteps, ExactSteps, StepSurface, grid
+from stagec.jobs.step_surface import ExactSteps, SharedSteps, StepSurface, grid
 from stagec.serving.arrivals import Conversations, renewal
 from stagec.serving.requests import Request, read_requests, turns
 from stagec.serving.served import ServedRequest
@@ -35,6 +35,7 @@ SMALL = "L=1,D=64,F=64,V=1024,H=4,G=2,K=32"
 #: the feed-forward, and norms.
 WEIGHTS = 2 * (2 * 1024 * 256 + 2 * (256 * 32 * (8 + 8 + 4 + 4) + 3 * 256 * 512 + 2 * 256) + 256)
 LENGTHS = ("--lengths", "prompt=20..200,output=~30")
+LOOP = ("--lengths", "prompt=4000,output=8")
 
 
 def run(*words: str) -> Outcome:
@@ -272,13 +273,44 @@ def test_feed_forward_takes_the_tokens_of_all_groups_and_attention_those_of_one(
     for of_attention, of_apart in ((10, 1), (10, 30), (10, 1000)):
         whole = _tokens(max(of_attention, of_apart), 7)
         apart = replace(_tokens(of_apart), groups=1)
-        costs = ApartSteps(whole, _tokens(of_attention), apart)
+        costs = SharedSteps(whole, apart, _tokens(of_attention))
         for chunks in ([(900, 0)], [(900, 0), (300, 0)], [(900, 0)] * 4, [(900, 0)] * 9):
             most = 900 * -(-len(chunks) // 4)
             mean = sum(new for new, _ in chunks) / 4
             expected = 7 + max(of_attention * most, of_apart * mean)
             assert costs.mixed(0, 0, chunks) == pytest.approx(expected), chunks
         assert costs.decode(8, 80) == whole.decode(8, 80)
+
+
+@pytest.mark.parametrize("chunks", [[(900, 7)], [(900, 0), (300, 0)], [(90, 0)] * 4, [(9, 0)] * 9])
+def test_experts_take_the_tokens_of_all_groups_one_after_the_other(
+    chunks: list[tuple[int, int]],
+) -> None:
+    """In one pod a step takes what attention of the fullest group and experts of all take; what
+    waits for hosts is no shorter than in a step of equal groups."""
+    shared = replace(_tokens(30), groups=1)
+    decoding, most = 8 // 4, sum(new for new, _ in chunks[::4])
+    mean = sum(new for new, _ in chunks) / 4
+    costs = SharedSteps(_tokens(10 + 30, 7), shared)
+    expected = 7 + 10 * (decoding + most) + 30 * (decoding + mean)
+    assert costs.mixed(8, 80, chunks) == pytest.approx(expected, abs=30 * len(chunks))
+    hosts = ExactSteps(lambda step: max(10**6, 40 * step.tokens), groups=4)
+    assert SharedSteps(hosts, shared).mixed(8, 80, chunks) == 10**6
+
+
+def test_prompts_of_few_groups_cost_experts_their_own_tokens() -> None:
+    """Experts over four ranks with sequences of their own compute a prompt of one of them once, not
+    four times; without experts nothing is shared."""
+    experts = ("mixtral-8x7b", *H100, "--dp", "4", "--ep", "4", "--json")
+    alone, all_four = (
+        json.loads(stagec("serve", *experts, *LOOP, "--concurrency", n, "--count", n).out)
+        for n in "14"
+    )
+    step = json.loads(
+        stagec("time", *experts, "--serve", "mixed", "--step", "prefill=1x4000+0").out
+    )
+    assert all_four["times"]["ttft"]["p50"] == pytest.approx(step["step_seconds"], rel=0.02)
+    assert alone["times"]["ttft"]["p50"] < 0.5 * all_four["times"]["ttft"]["p50"]
 
 
 def test_two_pods_may_decode_with_feed_forward_apart() -> None:

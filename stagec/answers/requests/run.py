@@ -27,7 +27,7 @@ from stagec.jobs.served_models import ServedModels, adapter_slots, most_bytes
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import of_a_stage
 from stagec.jobs.step_modules import ServedSteps
-from stagec.jobs.step_surface import ApartSteps, DraftedSteps, ExactSteps, StepSurface
+from stagec.jobs.step_surface import DraftedSteps, ExactSteps, SharedSteps, StepSurface
 from stagec.jobs.step_timer import StepTimer
 from stagec.serving.fleet import FleetPlan
 from stagec.serving.pipelined import PipelinedReplica
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 #: those that remain after the prefill step.
 TransferSeconds = Callable[[int], tuple[float, float]]
 #: The costs of steps, in femtoseconds.
-Costs: TypeAlias = StepSurface | ExactSteps | ApartSteps | DraftedSteps
+Costs: TypeAlias = StepSurface | ExactSteps | SharedSteps | DraftedSteps
 
 
 @dataclass
@@ -327,6 +327,8 @@ def _costs(
     accepted: float,
 ) -> tuple[Costs, Costs | None]:
     """The costs of steps, and on several pipeline stages those of the slowest stage."""
+    from stagec.time.path import shared_time
+    from stagec.time.streams import PICOSECONDS
 
     @cache
     def plain(step: Step) -> list[TimeReport]:
@@ -341,12 +343,18 @@ def _costs(
 
     costs = partial(_surface, given, groups=groups, halves=halves)
 
-    def both(of: Callable[[TimeReport], float]) -> Costs:
-        every: StepSurface | ExactSteps | ApartSteps
+    def shared(stages: int, step: Step) -> float:
+        each = (shared_time(report.step.classes) for report in plain(step))
+        return models.joined(each) / PICOSECONDS / stages
+
+    def both(of: Callable[[TimeReport], float], stages: int = 1) -> Costs:
+        every: StepSurface | ExactSteps | SharedSteps
         if options.part:
             every = _apart(models.main, timer, costs)
         else:
             every = costs(lambda step: models.joined(map(of, plain(step))))
+            if groups > halves:
+                every = SharedSteps(every, costs(partial(shared, stages), groups=1, halves=1))
         if not options.speculative:
             return every
         verified = costs(lambda step: models.joined(map(of, drafted(step))) / accepted)
@@ -354,7 +362,7 @@ def _costs(
 
     stages = _stages(options)
     paced = partial(step_pace, stages=stages)
-    pace = both(lambda report: paced(report.breakdown)) if stages > 1 else None
+    pace = both(lambda report: paced(report.breakdown), stages) if stages > 1 else None
     return both(lambda report: report.step_seconds), pace
 
 
@@ -374,7 +382,7 @@ def _surface(
 
 def _apart(
     models: ServedSteps, timer: StepTimer, costs: Callable[..., StepSurface | ExactSteps]
-) -> ApartSteps:
+) -> SharedSteps:
     """The costs of steps with feed-forward on ranks of its own."""
 
     @cache
@@ -384,7 +392,7 @@ def _apart(
         return [timer.time(job).step_seconds, *timer.alone(job)]
 
     whole, attention = (costs(partial(_nth, seconds, n)) for n in (0, 1))
-    return ApartSteps(whole, attention, costs(partial(_nth, seconds, 2), groups=1, halves=1))
+    return SharedSteps(whole, costs(partial(_nth, seconds, 2), groups=1, halves=1), attention)
 
 
 def _nth(seconds: Callable[[Step], Sequence[float]], n: int, step: Step) -> float:

@@ -7,7 +7,8 @@ import click
 from stagec.answers.analyze import analyze
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import take_machine, take_options, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show, show_sweep, write_output

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stagec.answers.check import check, gap_counts
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.session import log
 from stagec.driver.shell.show import show
 from stagec.jobs.request.option import switch

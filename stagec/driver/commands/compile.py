@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from stagec.answers.compile import COMPILE, compile_job, strategy_to_compile
-from stagec.driver.shell.options import take_options, takes, takes_job
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import take_options, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.jobs.written import log_written

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.show import show
 from stagec.jobs.request.option import CommandOption
 from stagec.jobs.request.result import FORM, JSON, OUTPUT, PAGE, form_of

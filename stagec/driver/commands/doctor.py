@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import click
 
 import stagec
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.show import show
 from stagec.jobs.request.result import FORM, JSON
 from stagec.output.report import Report

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.jobs.request.configurations import import_configuration

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show
 from stagec.jobs.request.machine import machine_of

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagec.driver.shell.options import take_machine, takes
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import take_machine
 from stagec.driver.shell.session import the_session
 from stagec.formats.base import Format
 from stagec.formats.registry import formats_of

@@ -11,7 +11,8 @@ from stagec.answers.memory.answer import FIT, MemoryPlan, memory
 from stagec.answers.memory.picture import LIMIT, PICTURES, Changes, draw
 from stagec.answers.sweep.rows import Case
 from stagec.answers.sweep.run import check_alone, sweep, sweep_options
-from stagec.driver.shell.options import options_of_compare, take_options, takes, takes_job
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import options_of_compare, take_options, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, show_sweep, write_output

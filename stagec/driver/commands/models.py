@@ -7,7 +7,7 @@ from typing import Any, TextIO
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.show import LISTING, show_list, write_output
 from stagec.importers.library import model_layers, model_sizes, model_source
 from stagec.models import LibraryModel, library

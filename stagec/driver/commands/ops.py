@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.show import LISTING, Listing, show_list
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Arity, Param

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.options import click_option
+from stagec.driver.shell.click_options import click_option
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.ir.module import Module

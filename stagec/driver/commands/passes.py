@@ -9,7 +9,7 @@ from typing import Any, TextIO, TypeVar
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.show import LISTING, show_list
 from stagec.output.report import Report
 from stagec.pipeline.passes import Pass, option_text, options_of

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.options import takes, type_of
+from stagec.driver.shell.click_options import takes, type_of
 from stagec.driver.shell.show import LISTING, Listing, show_list, write_output
 from stagec.jobs.request.option import CommandOption, Kind
 from stagec.jobs.request.result import FILE_OR_STDOUT

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from stagec.driver.shell.options import takes, takes_model
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import takes_model
 from stagec.driver.shell.run import INTERRUPTED
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session

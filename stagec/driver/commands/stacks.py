@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import LISTING, Listing, show_list, write_output
 from stagec.ir.opdef import Registry

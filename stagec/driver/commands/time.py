@@ -11,7 +11,8 @@ from stagec.answers.sweep.run import check_alone, sweep, sweep_options
 from stagec.answers.time.answer import StepAnswer, time
 from stagec.answers.time.perfetto_trace import TIME_FILES, draws, write_perfetto
 from stagec.answers.time.table import seconds_text
-from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import take_machine, take_options, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import log, the_session
 from stagec.driver.shell.show import show, show_sweep, write_output

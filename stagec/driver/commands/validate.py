@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from stagec.driver.shell.options import takes
+from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show
 from stagec.jobs.request.result import FORM, form_of

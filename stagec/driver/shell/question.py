@@ -6,7 +6,8 @@ from typing import Any
 import click
 
 from stagec.answers.questions import JobQuestion
-from stagec.driver.shell.options import take_machine, take_options, takes, takes_job
+from stagec.driver.shell.click_options import takes
+from stagec.driver.shell.options import take_machine, take_options, takes_job
 from stagec.driver.shell.sections import LongCommand
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import show

@@ -7,16 +7,19 @@ the command itself.
 """
 
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
 
+from stagec.driver.shell.click_options import RareOption
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES, EXPERTS
 from stagec.ir_spec.strategy.mesh_flags import OF_MESH
 from stagec.ir_spec.strategy.statement import Flag, Section
 from stagec.jobs.request.flags import FLAGS
+from stagec.jobs.request.option import YES_OR_NO
 
 _ABOUT = {flag.name: statement.section for statement in STATEMENTS for flag in statement.flags}
 _BESIDE = {
@@ -44,6 +47,11 @@ _OTHERS: Mapping[Section, str] = {
 _SECTIONS: Mapping[str, Section | None] = {
     name: section for section, names in _OTHERS.items() for name in names.split()
 }
+_SWITCHES = {flag.option for flag in FLAGS.values() if flag.kind == "switch"}
+#: The other spelling of switches that are on by default, switched off: `--no-async-tp`.
+_NEGATIONS = {
+    f"--no-{flag.option[2:]}": flag.option for flag in FLAGS.values() if flag.default is True
+}
 #: The key in the context of a command whose help has all options.
 _ALL = "stagec.help-all"
 #: The range that click prints for numbers with only a lower bound, which is removed.
@@ -58,11 +66,38 @@ def section_of(flag: Flag) -> Section:
     return beside[0] if beside else _ABOUT[flag.name]
 
 
-class RareOption(click.Option):
-    """An option that only `--help-all` shows."""
+class JobCommand(click.Command):
+    """A command with switches of a strategy, which may have a value: `--sp`, `--sp off`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words, each switch with its value."""
+        options = [p for p in self.params if isinstance(p, click.Option) and not p.is_flag]
+        valued = {word for p in options for word in p.opts} - _SWITCHES
+        return super().parse_args(ctx, [*_with_values(args, valued)])
 
 
-class LongCommand(click.Command):
+def _with_values(args: Iterable[str], valued: Collection[str]) -> Iterator[str]:
+    """The words of a command line, with the value behind each switch: `--sp=off`. It is on unless
+    the next word says on or off, or in a search both. The next word of `valued` options is their
+    value."""
+    rest = deque(args)
+    while rest:
+        word = rest.popleft()
+        if word in _SWITCHES:
+            yield f"{word}={rest.popleft() if rest and _states(rest[0]) else 'on'}"
+        elif word in _NEGATIONS:
+            yield f"{_NEGATIONS[word]}=off"
+        else:
+            yield word
+            if rest and word in valued:
+                yield rest.popleft()
+
+
+def _states(word: str) -> bool:
+    return all(part.lower() in YES_OR_NO for part in word.split(","))
+
+
+class LongCommand(JobCommand):
     """A command whose help has sections. `places` has the sections of options whose meaning differs
     from that in other commands; None is the section of the command itself."""
 

@@ -43,8 +43,9 @@ SHORTHANDS = tuple(name for name in FLAGS if name not in AXES)
 def option(flag: Flag) -> CommandOption:
     """The option of a flag."""
     multiple = flag.kind == "parts"
-    about = flag.name, type_of(flag), flag.help, flag.default, flag.metavar
-    return CommandOption(*about, multiple=multiple, rare=flag.rare)
+    metavar, alone = ("[on|off]", "on") if flag.kind == "switch" else (flag.metavar, "")
+    about = flag.name, type_of(flag), flag.help, flag.default, metavar
+    return CommandOption(*about, multiple=multiple, alone=alone, rare=flag.rare)
 
 
 def type_of(flag: Flag) -> Kind[Any]:
@@ -53,13 +54,15 @@ def type_of(flag: Flag) -> Kind[Any]:
 
 
 def words(name: str, value: object) -> Iterator[str]:
-    """The words of a command line for a value of an option: `--zero 3`, `--sp`."""
+    """The words of a command line for a value of an option: `--zero 3`, `--sp`, `--sp off`."""
     option = "--" + name.replace("_", "-")
     if isinstance(value, bool):
         if value:
             yield option
         elif name not in FLAGS or FLAGS[name].default:
             yield f"--no-{option[2:]}"
+        else:
+            yield from (option, "off")
         return
     if name in FLAGS and FLAGS[name].kind == "parts":
         for each in cast("tuple[object, ...]", value):

@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagec.ir_spec.ops.quantized import FORMATS
-from stagec.ir_spec.strategy.weights import AUTO
 from stagec.jobs.request.option import AnyText, CommandOption, Kind, Number, rare_option, switch
-from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.source import UNKNOWN, Source
 from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from stagec.jobs.request.options import JobOptions
     from stagec.machines import Machine
 
 _NUMBER = re.compile(r"[0-9]{1,13}")
@@ -148,6 +146,9 @@ def on_machine(options: JobOptions, machine: Machine | None) -> JobOptions:
 def settled(options: JobOptions) -> JobOptions:
     """The options with activations that are not quantized, if the units of the machine do not
     multiply the weights directly. Without a machine nothing changes."""
+    from stagec.ir_spec.ops.quantized import FORMATS
+    from stagec.ir_spec.strategy.weights import AUTO
+
     format_ = FORMATS.get(options.weight_dtype)
     if format_ is None or options.units is None or options.activation_dtype != AUTO:
         return options
@@ -158,6 +159,8 @@ def settled(options: JobOptions) -> JobOptions:
 
 def remark_of(options: JobOptions) -> Diagnostic | None:
     """A remark on a job whose activations `settled` changes; None for others."""
+    from stagec.ir_spec.ops.quantized import FORMATS
+
     if settled(options) is options:
         return None
     text = (

@@ -21,6 +21,8 @@ _AS_FLAGS = "flags are those of the command line, with underscores for dashes"
 #: The remedy for a wrong value.
 AS_THERE = "give it as on the command line: see --help-all of the command"
 _YES, _NO = ("1", "true", "t", "yes", "y", "on"), ("0", "false", "f", "no", "n", "off")
+#: The words for a boolean.
+YES_OR_NO = (*_YES, *_NO)
 
 
 class Kind(ABC, Generic[T_co]):
@@ -82,7 +84,7 @@ class Switch(Kind[bool]):
     annotated = "bool"
 
     def read(self, text: str) -> bool:
-        if (word := text.strip().lower()) in (*_YES, *_NO):
+        if (word := text.strip().lower()) in YES_OR_NO:
             return word in _YES
         raise ValueError(f"'{text}' is not a valid boolean: write on or off")
 
@@ -201,7 +203,7 @@ class CommandOption:
         if value == self.usual:
             return
         name = self.words[0]
-        if isinstance(self.kind, Switch):
+        if isinstance(self.kind, Switch) and not self.alone:
             yield name if value else f"--no-{name[2:]}"
             return
         several = self.multiple and self.merge is None

@@ -214,6 +214,9 @@ class JobFlags(TypedDict, total=False):
     #: Scales of --fp8 are known before (delayed: surrounding kernels cast) or computed from the
     #: operand (current: casts are kernels).
     fp8_scaling: Literal["delayed", "current"] | None
+    #: Casts of parameters by --fp8: in forward and backward of each microbatch (each), in the first
+    #: one of a step, whose copies stay (once), or in the update (stored).
+    fp8_weights: Literal["each", "once", "stored"] | None
     #: Parameters are fp32; products and attention cast their operands to bf16, as torch.autocast
     #: does.
     autocast: bool | None

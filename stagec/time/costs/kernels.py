@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.ir.kernel import EXPANDING, EXPERTS, continues
+from stagec.ir.kernel import EXPANDING, EXPERTS, continues, moved_share
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.kernels import DEEPGEMM, TRITON_BLOCKS
 from stagec.machines import Machine
@@ -135,6 +135,7 @@ def _seconds(
     if machine.efficiency.kernels == "roofline":
         return _roofline(machine, kind, dtype, np.array([k.flops for k in kernels], float), size)
     if kind == "memory":
+        size *= moved_share(form, machine.family)
         if (eager := eager_kernels(form)) is not None:
             return _eager_seconds(machine, size, *eager)
         none = continues(form, machine.family)
