@@ -287,6 +287,7 @@ HABITS = {
     "time gpt2 --machine h100 --sweep S=4,096": "found '096'; write numbers without commas",
     "memory gpt2 gpt2": "STRATEGY is a .stg file with a stg.strategy; flags such as --tp 8",
     "memory gpt2 --html a.png": "give --html a.html",
+    "import meta-llama/Llama-3.1-70B": "nothing is downloaded: give the path of a model's config",
     "memory job.yaml": "write jobs in TOML, as --print-job does",
     "time gpt2 --machine h100 --sweep foo=1": "nor a symbol; such as tp=1,2",
 }

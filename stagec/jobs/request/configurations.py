@@ -181,4 +181,9 @@ def _file(path: str) -> str:
             elif ADAPTER in names:
                 remedy = f"{path}/{ADAPTER} names the model: give its config.json, and --lora"
             raise error(f"folder {path} has no {CONFIG}", remedy=remedy)
+    elif path != "-" and not file.exists() and file.suffix != ".json":
+        raise error(
+            f"no file or folder '{path}'",
+            remedy="nothing is downloaded: give the path of a model's config.json",
+        )
     return str(file)
