@@ -76,6 +76,11 @@ class File(Kind[Path]):
     def read(self, text: str) -> Path:
         return path_of(text)
 
+    def of(self, given: Any) -> Path:
+        if not isinstance(given, str | os.PathLike):
+            raise ValueError(f"expects a path, found {given!r:.60}")
+        return super().of(given)
+
 
 class Switch(Kind[bool]):
     """On or off."""
@@ -117,6 +122,11 @@ class Whole(Kind[int]):
         if below or (self.most is not None and number > self.most):
             raise ValueError(f"{number} is not in the range {_range(self.least, self.most)}.")
         return number
+
+    def of(self, given: Any) -> int:
+        if isinstance(given, bool):
+            raise ValueError(f"expects an integer, found {given}")
+        return super().of(given)
 
 
 @dataclass(frozen=True)
