@@ -28,6 +28,12 @@ class AutocastRule(Record):
         "to its gathers (left)",
         choices=("cast", "left"),
     )
+    split: str = parameter(
+        "name",
+        "with parameters that ranks split (tensor parallelism), or in a pipeline: products cast "
+        "as well (cast), or stay in fp32 (left)",
+        choices=("cast", "left"),
+    )
 
 
 class AutocastOp(Statement):
@@ -38,7 +44,9 @@ class AutocastOp(Statement):
 
     Without `on`, nothing is cast, and the other parameters have no effect. Nothing is cast either
     if the model computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, or under
-    ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP.
+    ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP. Without FSDP it does
+    nothing with tensor parallelism or a pipeline either (`split = left`; distributed/utils.py:
+    `maybe_enable_amp`).
 
     The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
     activation is cast by each product that takes it, and backward keeps each of these copies. A

@@ -78,13 +78,20 @@ class Autocast(Pass):
         strategy = read_strategy(module)
         wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
         rules = (r for r in strategy.all(AutocastRule) if r.on)
-        return wide and any(not (_is_left(strategy, r) and is_shipped(r.loc)) for r in rules)
+        return wide and any(not (_is_left(strategy) and is_shipped(r.loc)) for r in rules)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         once, rule = strategy.one(FusionRule).kind in COMPILED, strategy.one(AutocastRule)
-        if _is_left(strategy, rule):
+        if _is_left(strategy):
             remark = "'stg.autocast' changes nothing: this software leaves casts to its gathers"
+            module.diagnostics.remark(remark, rule.loc)
+            return
+        if _is_left_split(module, strategy):
+            remark = (
+                "activations are f32: this software casts nothing where ranks split the model, "
+                "unless they shard parameters too ('--zero 3')"
+            )
             module.diagnostics.remark(remark, rule.loc)
             return
         if rule.sharded == "left" and strategy.zero:
@@ -97,9 +104,16 @@ class Autocast(Pass):
         autocast(module, rule, once=once)
 
 
-def _is_left(strategy: Strategy, rule: AutocastRule) -> bool:
+def _is_left(strategy: Strategy) -> bool:
     """Whether the software does not cast because its parameters are sharded."""
-    return rule.sharded == "left" and strategy.zero == 3
+    return strategy.one(AutocastRule).sharded == "left" and strategy.zero == 3
+
+
+def _is_left_split(module: Module, strategy: Strategy) -> bool:
+    """Whether the software does not cast because ranks split parameters, or in a pipeline."""
+    dims = {str(dim.size) for param in module.parameters() for dim in param.tensor.dims}
+    split = strategy.pipeline is not None or any(dims & {*rule.dims} for rule in strategy.splits)
+    return split and strategy.one(AutocastRule).split == "left"
 
 
 def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
@@ -161,7 +175,8 @@ class _Caster:
         if _adds_bias(op):
             self._cast(op, 1, op.operands[0].tensor.dtype)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
-        if len(kinds) > 1 or (op.has(Wide) and kinds and not op.flag("compiled")):
+        narrow = op.flag("compiled") or op.flag("complex")  # casts inside, and back
+        if len(kinds) > 1 or (op.has(Wide) and kinds and not narrow):
             for index, value in enumerate(op.operands):
                 if value.tensor.dtype in FLOATS:
                     self._cast(op, index, WIDE)

@@ -586,3 +586,20 @@ def test_a_microbatch_adds_no_casts_of_parameters_that_stay(machine: str) -> Non
     assert added("once") < 0.985 * added("each")
     assert added("stored") == added("once")
     assert added("once", zero=3) == added("each", zero=3) > added("stored", zero=3)
+
+
+def test_hosts_issue_no_casts_of_parameters_that_stay() -> None:
+    """A small step waits for its host, which issues what is in the microbatch."""
+
+    def step(**how: str) -> float:
+        sizes = {"L": 8, "B": 32, "S": 64}
+        job = stagec.job(
+            "llama3-8b", sizes=sizes, dp=1, microbatches=32, host_issue="1 ms", fp8="hybrid", **how
+        )
+        return float(job.time("h100-sxm").as_json()["step_seconds"])
+
+    products, microbatches = 7, 32
+    casts = 2 * 8 * products * microbatches
+    assert step(fp8_weights="each") - step(fp8_weights="once") == pytest.approx(
+        casts * 1e-3, rel=0.2
+    )

@@ -478,7 +478,7 @@ def test_steps_of_experts_are_met() -> None:
 def test_steps_of_pipeline_stages_are_met() -> None:
     """Of all rows of `validation/torch-pipeline`; what is missing are tokens on ranks that do
     not take them. Of a split backward activations are 2.2% off, and with checkpoints, part of which
-    the last block of a chunk drops early, 3.3% at the peak."""
+    the last block of a chunk drops early, 3.7% at the peak."""
     actual = validate_memory("torch-pipeline", Session()).errors
     assert len({each.row for each in actual}) == 24
     for each in actual:
@@ -487,9 +487,9 @@ def test_steps_of_pipeline_stages_are_met() -> None:
         split = "zero bubble" in each.row
         again = split and "checkpoints" in each.row
         if each.category == "activations" and (each.moment == "peak" or not again):
-            assert abs(each.error or 0) < (0.033 if again else 0.022 if split else 0.004)
+            assert abs(each.error or 0) < (0.037 if again else 0.022 if split else 0.004)
         if each.category == "total":
-            assert abs(each.error or 0) < (0.023 if again else 0.01 if split else 0.0028)
+            assert abs(each.error or 0) < (0.025 if again else 0.01 if split else 0.0028)
 
 
 @pytest.mark.long
