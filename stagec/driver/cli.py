@@ -117,6 +117,9 @@ class LazyGroup(click.Group):
             ]
             if owners:
                 message = f"No such option {option!r}. It is an option of: {', '.join(owners)}."
+                given = problem.ctx.command.params if problem.ctx else ()
+                if option == "--machine" and any("--limit" in p.opts for p in given):
+                    message += " --limit h100-sxm says whether a job fits."
             elif here := flag_here(option):
                 message = f"No such option {option!r}; {here}"
             elif len(option) == len("-t"):

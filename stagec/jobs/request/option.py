@@ -76,6 +76,11 @@ class File(Kind[Path]):
     def read(self, text: str) -> Path:
         return path_of(text)
 
+    def of(self, given: Any) -> Path:
+        if not isinstance(given, str | os.PathLike):
+            raise ValueError(f"expects a path, found {given!r:.60}")
+        return super().of(given)
+
 
 class Switch(Kind[bool]):
     """On or off."""
@@ -117,6 +122,11 @@ class Whole(Kind[int]):
         if below or (self.most is not None and number > self.most):
             raise ValueError(f"{number} is not in the range {_range(self.least, self.most)}.")
         return number
+
+    def of(self, given: Any) -> int:
+        if isinstance(given, bool):
+            raise ValueError(f"expects an integer, found {given}")
+        return super().of(given)
 
 
 @dataclass(frozen=True)
@@ -330,10 +340,12 @@ class SizesType(Kind[dict[str, int | None]]):
                 not digits.isascii()
                 or not digits.isdigit()
                 or len(digits) > 19
+                or digits[0] == "0"
                 or not 0 < int(digits) < 1 << 63
             ):
                 expected = f"{name} expects a positive integer below 2^63"
-                raise ValueError(f"{expected}, found '{number}'{written_out(number)}")
+                comma = "; write numbers without commas" if re.match("0[0-9]", number) else ""
+                raise ValueError(f"{expected}, found '{number}'{written_out(number) or comma}")
             sizes[name] = int(digits)
         return sizes
 
