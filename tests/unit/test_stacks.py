@@ -606,3 +606,19 @@ def test_parameters_in_32_bits_multiply_in_8_where_a_recipe_says_so(flags: tuple
         for more in ((), ("--fp8", "e4m3"))
     )
     assert eight["step_seconds"] < 0.95 * plain["step_seconds"]
+
+
+def test_a_job_that_states_autocast_has_it_with_split_parameters(tmp_path: Path) -> None:
+    """torchtitan leaves out its own autocast under tensor parallelism, not that of a job."""
+
+    def line(*words: str) -> str:
+        ran = stagec("memory", "llama3-8b", *words, "--stack", "torchtitan", "--print-strategy")
+        return next(n.strip() for n in ran.out.splitlines() if "stg.autocast" in n)
+
+    assert line("--tp", "4").startswith("stg.autocast[on, sharded = left, split = left]")
+    assert line("--tp", "4", "--autocast").startswith("stg.autocast[on, sharded = left]")
+    given = ("--tp", "4", "--autocast-attention", "cast")
+    assert "split = left" in line(*given)
+    text = tmp_path / "s.stg"
+    text.write_text("stg.strategy @s {\n  stg.autocast[on]\n}\n", encoding="utf-8")
+    assert line(str(text)).startswith("stg.autocast[on, sharded = left]")
