@@ -24,7 +24,7 @@ from stagec.api import Builder, Operation, Region, Registry, Value, const, facto
 from stagec.ir.expr import is_quadratic
 from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import carried, enclosing
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Recasts, Stays
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.recompute import RecomputeRule
@@ -185,7 +185,8 @@ class _HandOver:
     def _recompute_first(self) -> None:
         """Recompute all of a checkpoint in the order of forward, where backward first needs any of
         it (`_checkpoint_hook.unpack_hook` of torch/utils/checkpoint.py), up to the last that it
-        needs (`_StopRecomputationError`): also operations that it does not need."""
+        needs (`_StopRecomputationError`): also operations that it does not need. What forward keeps
+        beyond that operation (`stg.discard`) is there then."""
         body, first = self._back.body, min(map(Operation.position, self._again), default=0)
         last = max(self._again.values(), default=0)
         idle = [op for op in self._forward.body.ops[:last] if self._is_idle(op)]
@@ -195,6 +196,9 @@ class _HandOver:
             body.ops.remove(op)
             body.insert(place, op)
         made = [again for op in idle for r in op.results if not (again := self._inside[r]).uses]
+        held = [v for op in self._forward.body.ops[last:] if op.has(Stays) for v in op.operands]
+        inside = (self._inside[v] for v in held if v in self._inside)
+        made += [again for again in inside if again.producer is not None]
         if made:
             ends = Operation(self._registry["stg.discard"], made, {"phase": "recompute"})
             body.insert(first + len(self._again), ends)
