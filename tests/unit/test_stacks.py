@@ -450,11 +450,12 @@ def test_tensor_parallel_steps_are_met() -> None:
 @pytest.mark.long
 def test_steps_of_adapters_are_met() -> None:
     """Of all rows of `validation/torch-adapters`; what is missing are counters, the scales of
-    scales of NF4 and inputs of checkpoints."""
+    scales of NF4, inputs of checkpoints, and under autocast those of a module in fp32."""
     actual = validate_memory("torch-adapters", Session()).errors
     assert len({each.row for each in actual}) == 22
     for each in actual:
-        assert abs(each.error or 0) < (0.006 if "checkpoints" in each.row else 0.001)
+        small = 0.052 if "autocast, checkpoints" in each.row else 0.006
+        assert abs(each.error or 0) < (small if "checkpoints" in each.row else 0.001)
     exact = [e for e in actual if e.category == "gradients"]
     assert all(each.measured == each.ours for each in exact)
 
