@@ -68,9 +68,8 @@ def _keep_inputs(module: Module, region: Region, phase: str) -> None:
             kept = dict.fromkeys([*ready, *inputs])
             gathered = {v: known for v, known in gathered.items() if v not in kept}
             if kept:
-                module.after(_copied(op.results[0]).producer or op).op(
-                    "stg.discard", [*kept], types=()
-                )
+                end = _copied(op.results[0]).producer or op
+                module.after(end).op("stg.discard", [*kept], types=())
         for value, result in zip(op.operands, op.results, strict=True) if moves else ():
             copy = _copied(result)
             gathered |= {copy: {copy}, value: {copy}}
