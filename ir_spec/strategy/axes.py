@@ -22,9 +22,11 @@ EXPERT_WIDTH = "M"
 SHARED_WIDTH = "F_shared"
 #: Feed-forward widths: dense, of an expert, of shared experts.
 WIDTHS = ("F", EXPERT_WIDTH, SHARED_WIDTH)
+#: The vocabulary.
+VOCABULARY = "V"
 #: The dimensions that tensor parallelism splits: heads, feed-forward widths (dense, of an expert,
 #: of shared experts), vocabulary.
-TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)
+TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", VOCABULARY, *_STAGES)
 #: The part of tensor parallelism over which experts are split, if `ep` takes some of its ranks.
 EXPERT_PART = "tpe"
 #: The part of tensor parallelism over which KV heads are replicated, if there are too few.
