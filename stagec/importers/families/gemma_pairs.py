@@ -66,7 +66,9 @@ class _Side:
         layers: dict[str, Layer] = {}
         for kind in dict.fromkeys(self.kinds):
             masks = [self.causal, f"window = {self.window}" if kind == "local" else ""]
-            blocks = [("attn", self.attention(text, ", ".join(filter(None, masks))), ())]
+            blocks: list[tuple[str, Callee, tuple[str, ...]]] = [
+                ("attn", self.attention(text, ", ".join(filter(None, masks))), ())
+            ]
             if e:
                 source = ["D_source = D"] if width != "D" else []
                 cross = self.attention(text, "").with_(*source, "as = cross_attention")
