@@ -392,6 +392,11 @@ TOWERS: Mapping[str, Keys] = {
         "query_num": 4,
         "vision_config": {**_VISION, "model_type": "siglip"},
     },
+    "minicpmv4_6": {
+        "text_config": {**_LLAMA, **_DELTA, "model_type": "qwen3_5_text"},
+        "vision_config": {**_VISION, "model_type": "minicpmv4_6_vision"},
+        "merger_times": 2,
+    },
     "internvl_chat": {
         "llm_config": {**_LLAMA, "model_type": "qwen2"},
         "vision_config": {**_VISION, "model_type": "intern_vit_6b", "image_size": 6},
