@@ -274,7 +274,7 @@ HABITS = {
     "memory llama3-8b --set S=1e6": "found '1e6'; write 1000000",
     "memory llama3-8b --set S=131,072": "'072' is not NAME=VALUE; write numbers without commas",
     "memory llama3-8b --microbatches 1k": "'1k' is not a valid integer; write 1000 or 1024.",
-    "search llama3-8b --ranks 1,024 --machine h100": "integer; write numbers without commas.",
+    "search llama3-8b --ranks 1,024 --machine h100": "write 24, and large numbers without commas.",
     "memory llama3-8b --optimizer AdamW": "did you mean 'adamw'?",
     "memory llama3-8b --param-dtype bfloat16": "did you mean 'bf16'?",
     "memory llama3-8b --limit 80gb": "did you mean 80GB?",

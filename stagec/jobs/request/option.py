@@ -117,7 +117,8 @@ class Whole(Kind[int]):
             hint = written_out(text)
             raise ValueError(f"'{text}' is not a valid integer{hint}.") from None
         if text.strip().startswith("0") and len(text.strip()) > 1:
-            raise ValueError(f"'{text}' is not a valid integer; write numbers without commas.")
+            hint = f"write {number}, and large numbers without commas"
+            raise ValueError(f"'{text}' is not a valid integer; {hint}.")
         below = self.least is not None and number < self.least
         if below or (self.most is not None and number > self.most):
             raise ValueError(f"{number} is not in the range {_range(self.least, self.most)}.")
