@@ -151,13 +151,9 @@ def _seconds(
         rows = np.array([kernel.transposed for kernel in kernels])
         return matmul_seconds(machine, dtype, batch, m, n, k, size, form=form, transposed=rows)
     batch, heads, kv_heads, queries, keys, qk, v = extents
-    causal = np.array([kernel.causal for kernel in kernels])
-    # queries that are split over ranks so as to balance the mask meet half of all keys on average
-    split = causal & (queries < keys)
     return attention_seconds(
-        *(machine, dtype, batch, heads, kv_heads, queries, np.where(split, keys / 2, keys)),
-        *(qk, v, size),
-        causal=causal & ~split,
+        *(machine, dtype, batch, heads, kv_heads, queries, keys, qk, v, size),
+        causal=np.array([kernel.causal for kernel in kernels]),
         windowed=np.array([kernel.windowed for kernel in kernels]),
         backward=kind == "attention_backward",
         form=form,
@@ -306,7 +302,8 @@ def attention_seconds(
     ceil(queries / R)`. Where kernels pack heads (`packed`), and always for a single query, as in
     decode, a block has queries of all heads that share keys: `N = batch kv_heads ceil(queries heads
     / kv_heads / R)`. A block meets `K = ceil(keys / 128)` tiles of keys; with a causal mask, and
-    blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`. A tile costs its products and its
+    blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`, also of ranks that split the
+    queries so as to balance the mask. A tile costs its products and its
     exponentials:
 
         products = 2 R 128 (qk' + v') P / (peak rate)
