@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Recasts, Terminates
 from stagec.ir.types import CACHED, WEIGHTS
 from stagec.ir_spec.ops.comm import CopyIn
 from stagec.memory.buffers import CATEGORIES, GRADIENTS, Buffer, Lifetimes, RunOp
@@ -257,6 +257,7 @@ class MemoryTimeline:
             return {}
         live = last = Counter(self.static())
         before: Counter[str] | None = None
+        updated = False
         for step, ends in run:
             if step.counts and step.op.phase != "forward":
                 before = before or Counter(live)
@@ -264,7 +265,8 @@ class MemoryTimeline:
             if self._planner.is_scheduled(step):
                 before = self._behind_forward(live)
             self._planner.count(live, ends, -1)
-            if step.counts and step.op.phase == "optimizer":
+            updated |= step.counts and step.op.phase == "optimizer"
+            if updated and not step.op.has(Terminates):
                 last = Counter(live)
         return {"after_forward": before or last, "after_update": last}
 
