@@ -182,6 +182,7 @@ class MemoryTimeline:
         self._env, self._planner, self._loc = planned_env(module), planner, func.loc
         self.order: RankActions = actions_of(module, func, stage)
         self._fixed, self.size = planner.fixed, planner.size
+        self._consumed = func.flag("consumed")
 
     @staticmethod
     def planner(module: Module, func: Operation, *, whole: bool = False) -> Sized:
@@ -265,8 +266,10 @@ class MemoryTimeline:
             if self._planner.is_scheduled(step):
                 before = self._behind_forward(live)
             self._planner.count(live, ends, -1)
-            updated |= step.counts and step.op.phase == "optimizer"
-            if updated and not step.op.has(Terminates):
+            update = step.counts and step.op.phase == "optimizer"
+            updated |= update
+            beside = updated and self._consumed and not step.op.has(Terminates)
+            if update or beside:  # backward goes on behind updates beside it
                 last = Counter(live)
         return {"after_forward": before or last, "after_update": last}
 
