@@ -405,7 +405,6 @@ class Replica:
             raise ValueError("no steps are under way")
         self.way = None
         tally.steps += way.count
-        tally.busy += way.end - way.start
         if batch.decoding and not (way.chunks and self.alone):
             self._advance(way.count)
         every, since = self.scheduler.poll, batch.steps - batch.polled
