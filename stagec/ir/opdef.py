@@ -171,7 +171,7 @@ class OpDef:
         return place.operands[result] if place is not None else None
 
     # -- cost per rank: `n` maps each factor to its local size. Methods may read the attributes and
-    # # the types of the op, but nothing outside of it (`stagec.ir.memo`) ------------------------
+    # # the types of the op, but nothing outside of it -------------------------------------------
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """Floating-point operations (a multiply-add is two), 0 for data movement; by default

@@ -407,7 +407,6 @@ class Replica:
             raise ValueError("no steps are under way")
         self.way = None
         tally.steps += way.count
-        tally.busy += way.end - way.start
         if batch.decoding and not (way.chunks and self.alone):
             self._advance(way.count)
         self._unseen = batch.poll(self.scheduler.poll, self._unseen, now=bool(way.chunks))
