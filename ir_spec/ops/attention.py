@@ -13,6 +13,7 @@ their log-sum-exp: with `%q` on n ranks of cp, and the keys split over them,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes, 
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
-from stagec.ir.traits import Fusible, Recasts, View
+from stagec.ir.traits import Fusible, Recasts, Trait, View
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (
@@ -246,7 +247,7 @@ class RepeatHeads(OpDef):
     H, K]. No FLOPs."""
 
     name = "stg.repeat_heads"
-    traits = (Fusible(),)
+    traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
     operands = ("x",)
     params = (Param("heads", "size", "the heads of the result", required=True),)
     example = "%y = stg.repeat_heads[heads = H](%k) : bf16[B, S, H, K]"

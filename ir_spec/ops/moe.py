@@ -118,7 +118,10 @@ class Route(OpDef):
         tokens += ctx.size(past_of(op))
         chosen = (tokens[:, None] * k + np.arange(k)) % slots
         experts = np.broadcast_to(chosen, (*logits.shape[:2], k))
-        return [_weights(op, _scores(op, logits), experts % count), experts]
+        picked = np.take_along_axis(_scores(op, logits), experts % count, -1)
+        if op.flag("normalize"):
+            picked = picked / picked.sum(-1, keepdims=True)
+        return [picked * ratio(op, "scale", 1.0), experts]
 
 
 class RouteGrad(OpDef):
@@ -168,13 +171,6 @@ def _scores(op: Operation, logits: Array) -> Array:
     if op.text("scores") == "sqrtsoftplus":
         return np.sqrt(np.logaddexp(logits, 0))
     return softmax(logits, None)
-
-
-def _weights(op: Operation, scores: Array, experts: Array) -> Array:
-    picked = np.take_along_axis(scores, experts, -1)
-    if op.flag("normalize"):
-        picked = picked / picked.sum(-1, keepdims=True)
-    return picked * ratio(op, "scale", 1.0)
 
 
 class Dispatch(OpDef):

@@ -24,7 +24,7 @@ from stagec.api import Builder, Operation, Region, Registry, Value, const, facto
 from stagec.ir.expr import is_quadratic
 from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import carried, enclosing
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Recasts, Stays
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.recompute import RecomputeRule
@@ -189,7 +189,7 @@ class _HandOver:
         backward that reads a saved tensor or a parameter, which is one (`_checkpoint_hook.
         unpack_hook` of torch/utils/checkpoint.py), up to the last that it needs
         (`_StopRecomputationError`), or to the end of the block: also operations that it does not
-        need."""
+        need. What forward keeps beyond the last (`stg.discard`) is there then."""
         body, first = self._back.body, self._first_unpacked()
         last = len(self._forward.body.ops) - 1 if whole else max(self._again.values(), default=0)
         idle = [op for op in self._forward.body.ops[:last] if self._is_idle(op)]
@@ -202,6 +202,9 @@ class _HandOver:
         copies = {self._inside[r].producer for op in idle for r in op.results}
         kept = (self._inside.get(r) for op in self._forward.body.ops[:last] for r in op.results)
         made += [v for v in kept if v and v.producer is None and {u for u, _ in v.uses} <= copies]
+        held = [v for op in self._forward.body.ops[last:] if op.has(Stays) for v in op.operands]
+        inside = (self._inside[v] for v in held if v in self._inside)
+        made += [again for again in inside if again.producer is not None]
         if made:
             ends = Operation(self._registry["stg.discard"], made, {"phase": "recompute"})
             body.insert(first + len(self._again), ends)

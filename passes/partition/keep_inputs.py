@@ -9,8 +9,8 @@ from stagec.sharding.gathers import is_of_parameter
 
 class KeepInputs(Pass):
     """Keep inputs of split products, gathered and before, in forward and where backward computes it
-    again, until the reduction of the result computed from them, and other inputs of a product until
-    its own reduction, as `stg.tp_inputs[until = module]` states.
+    again, until the reduction or the gather of the result computed from them, and other inputs of a
+    product until its own reduction, as `stg.tp_inputs[until = module]` states.
 
     Before:
         stg.mesh @pod[tp]
@@ -54,22 +54,25 @@ class KeepInputs(Pass):
 
 
 def _keep_inputs(module: Module, region: Region, phase: str) -> None:
-    """In a phase of a region, keep the inputs of each reduction over ranks until it ends."""
+    """In a phase of a region, keep the inputs of what each reduction or gather over ranks takes
+    until it ends."""
     gathered: dict[Value, set[Value]] = {}  # and the values computed from it
     for op in [op for op in region.ops if op.phase == phase]:
         for known in gathered.values():
             if not known.isdisjoint(op.reads()):
                 known |= {*op.results}
-        if isinstance(op.definition, AllGather) and not any(map(is_of_parameter, op.operands)):
-            for value, result in zip(op.operands, op.results, strict=True):
-                copy = _copied(result)
-                gathered |= {copy: {copy}, value: {copy}}
-        if isinstance(op.definition, AllReduce | ReduceScatter):
+        moves = isinstance(op.definition, AllGather) and not any(map(is_of_parameter, op.operands))
+        if moves or isinstance(op.definition, AllReduce | ReduceScatter):
             ready = [v for v, known in gathered.items() if not known.isdisjoint(op.operands)]
-            kept = dict.fromkeys([*ready, *(v for x in op.operands for v in _inputs(x))])
+            inputs = [] if moves else [v for x in op.operands for v in _inputs(x)]
+            kept = dict.fromkeys([*ready, *inputs])
             gathered = {v: known for v, known in gathered.items() if v not in kept}
             if kept:
-                module.after(op).op("stg.discard", [*kept], types=())
+                end = _copied(op.results[0]).producer or op
+                module.after(end).op("stg.discard", [*kept], types=())
+        for value, result in zip(op.operands, op.results, strict=True) if moves else ():
+            copy = _copied(result)
+            gathered |= {copy: {copy}, value: {copy}}
 
 
 def _copied(value: Value) -> Value:

@@ -64,7 +64,7 @@ class ReorderElements(Pass):
                     continue
                 blocks = set(op.names("over")) <= {*strategy.blocking}
                 if isinstance(op.definition, AllGather) and (blocks or not gathers):
-                    _copy_results(module, op)
+                    _copy_results(module, op, keep=eager)
                 elif isinstance(op.definition, ReduceScatter) and (blocks or not sums):
                     _copy_operands(module, op, keep=eager)
 
@@ -83,12 +83,16 @@ def _copy_part(module: Module, part: Operation) -> None:
     named[0].erase()
 
 
-def _copy_results(module: Module, gather: Operation) -> None:
-    """Copy the results of a gather, directly after it."""
-    b = module.after(gather)
+def _copy_results(module: Module, gather: Operation, *, keep: bool) -> None:
+    """Copy the results of a gather, directly after it, and `keep` its operands until then, as
+    `_copy_operands`."""
+    b, copied = module.after(gather), list[Value]()
     for index, value in enumerate(gather.results):
         if operand_dim(gather, index):
+            copied.append(gather.operands[index])
             value.replace_with(b.value("stg.reorder", [value], hint=f"{value.name}_o"))
+    if copied and keep:
+        b.op("stg.discard", copied, types=())
 
 
 def _copy_operands(module: Module, reduction: Operation, *, keep: bool) -> None:

@@ -1,6 +1,6 @@
 """sort-expert-rows: adds the copies of exchanged rows into the order of experts, and back."""
 
-from stagec.api import Module, Operation, Pass, Phase, TensorType, const, read_strategy
+from stagec.api import Builder, Module, Pass, Phase, TensorType, Value, const, read_strategy
 from stagec.ir.expr import same
 from stagec.ir_spec.ops.comm import AllToAll
 from stagec.ir_spec.ops.moe import SortRows
@@ -59,9 +59,11 @@ def sort_expert_rows(module: Module) -> None:
     for op in moves:
         for index, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
             if _has_experts(result.tensor):
-                _sort_after(module, op, index)
+                b = module.after(op, by=SortExpertRows.name)
+                result.replace_with(_sorted(b, result))
             elif _has_experts(value.tensor):
-                _sort_before(module, op, index)
+                b = module.before(op, by=SortExpertRows.name)
+                op.set_operand(index, _sorted(b, value))
 
 
 def _has_experts(type_: TensorType) -> bool:
@@ -72,16 +74,5 @@ def _has_experts(type_: TensorType) -> bool:
     return any(d.split and not same(d.local, const(1)) for d in sizes)
 
 
-def _sort_after(module: Module, op: Operation, index: int) -> None:
-    moved = op.results[index]
-    b = module.after(op, by=SortExpertRows.name)
-    moved.replace_with(
-        b.value(SortRows.name, [moved], type=moved.type, hint=f"{moved.name}_sorted")
-    )
-
-
-def _sort_before(module: Module, op: Operation, index: int) -> None:
-    value = op.operands[index]
-    b = module.before(op, by=SortExpertRows.name)
-    made = b.value(SortRows.name, [value], type=value.type, hint=f"{value.name}_sorted")
-    op.set_operand(index, made)
+def _sorted(b: Builder, value: Value) -> Value:
+    return b.value(SortRows.name, [value], type=value.type, hint=f"{value.name}_sorted")

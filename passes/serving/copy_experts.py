@@ -89,7 +89,12 @@ def copy_experts(module: Module, count: int) -> None:
         )
     for op in routers:
         experts = op.operands[0].tensor.shape[-1]
-        _check(module, op, experts, count)
+        if experts.symbols <= module.env.keys() and 2 * count > evaluate(experts, module.env):
+            stored = evaluate(experts, module.env)
+            raise op.error(
+                f"{count} copies are more than the {stored - count} experts of the model",
+                remedy=f"give at most {stored - count} copies",
+            )
         for value in _chosen_by(op, experts):
             for d, dim in enumerate(value.tensor.dims):
                 if dim.size == experts:
@@ -97,15 +102,6 @@ def copy_experts(module: Module, count: int) -> None:
         op.attrs[COPIES] = const(count)
         module.assume(Relation(experts, ">=", const(2 * count)), op.loc)
     infer_again(module)
-
-
-def _check(module: Module, op: Operation, experts: Expr, count: int) -> None:
-    if experts.symbols <= module.env.keys() and 2 * count > evaluate(experts, module.env):
-        stored = evaluate(experts, module.env)
-        raise op.error(
-            f"{count} copies are more than the {stored - count} experts of the model",
-            remedy=f"give at most {stored - count} copies",
-        )
 
 
 def _chosen_by(op: Operation, experts: Expr) -> Iterator[Value]:

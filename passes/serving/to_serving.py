@@ -116,7 +116,9 @@ def to_serving(module: Module, given: ToServing) -> None:
     used = [a for a in body.args if a.uses]
     new = _return_logits(module, body)
     _erase(body, used)
-    _freeze(body)
+    for arg in body.args:
+        if arg.tensor.role == "param":
+            arg.type = replace(arg.tensor, role="frozen")
     b = Builder(module.registry, body)
     over = _parts(module, new)
     parts = ONE if past == ZERO and mode != MIXED else over
@@ -215,12 +217,6 @@ def _made_of(value: Value, sources: set[Value]) -> bool:
     """Whether a value depends on one of these."""
     behind = value.region.ancestors([value])
     return value in sources or any(v in sources for op in behind for v in op.reads())
-
-
-def _freeze(body: Region) -> None:
-    for arg in body.args:
-        if arg.tensor.role == "param":
-            arg.type = replace(arg.tensor, role="frozen")
 
 
 def _last(step: CachingStep, value: Value, choose: Callable[[Value, Builder], Value]) -> Value:

@@ -155,7 +155,7 @@ class _Halves:
                     if op.has(Repeats):
                         if not half:
                             self._repeat(op, new)
-                    elif self._is_double(op):
+                    elif any(_has(v, self._batch) for v in (*op.operands, *op.results)):
                         new.append(copier.copy(op))
                     elif not half:
                         self._once(op, new)
@@ -193,9 +193,6 @@ class _Halves:
     def _keep(self, old: Value, new: Value) -> None:
         for copier in self._copiers:
             copier.values[old] = new
-
-    def _is_double(self, op: Operation) -> bool:
-        return any(_has(v, self._batch) for v in (*op.operands, *op.results))
 
 
 def _segments(ops: Sequence[Operation]) -> Iterator[list[Operation]]:

@@ -118,7 +118,10 @@ def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -
         elif op.name == "et.copy":
             terms.setdefault(("copies", op.text("to")), []).append(times)
         elif op.name == "et.coll":
-            _count_collective(terms, op, times, size)
+            axes = group_axes(op)
+            key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
+            number = calls(op) * times if "bucket" in op.attrs else times
+            _count(terms, key, number, size(op, "bytes") * times)
         elif isinstance(op.definition, MessageOp):
             _count_message(terms, op, times, size)
     _sum_up(counts, terms)
@@ -186,13 +189,6 @@ def _count_computation(terms: _Terms, op: Operation, times: Expr, size: Size) ->
         executed = "matmul" if kernel == "matmul" else "flops"  # a product has no mask
         terms.setdefault(("matmul", phase), []).append(size(op, "matmul") * times)
         terms.setdefault(("matmul_executed", phase), []).append(size(op, executed) * times)
-
-
-def _count_collective(terms: _Terms, op: Operation, times: Expr, size: Size) -> None:
-    axes = group_axes(op)
-    key = CollectiveKey(op.text("kind"), axes, op.phase, op.text("dtype"))
-    number = calls(op) * times if "bucket" in op.attrs else times
-    _count(terms, key, number, size(op, "bytes") * times)
 
 
 def _count(terms: _Terms, key: CollectiveKey | MessageKey, number: Expr, sent: Expr) -> None:

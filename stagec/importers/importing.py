@@ -29,7 +29,6 @@ _OTHER_FILES: Mapping[str, str] = {
 
 #: Model types that are not read, and what of them is not modeled.
 NOT_MODELED: Mapping[str, str] = {
-    "deepseek_ref": "attention to keys that are compressed from several tokens",
     "glm5_next": "several residual streams that each layer mixes",
     "mistral_large4": "layers that take the latent keys of earlier ones",
     "hy_v4": "several residual streams that each layer mixes",

@@ -84,7 +84,9 @@ class _Checker:
         if not self._problems.errors:
             check_orders(self._module, self._problems)
         if self._typed and not self._problems.errors:
-            self._infer_again()
+            for func in self._module.functions:
+                for op in func.region.ops if func.region else ():
+                    infer_op(op, self._problems, self._verified)
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -292,13 +294,6 @@ class _Checker:
                 self._problems.error(
                     problem, op.loc, remedy="change one of the values, or drop the assumption"
                 )
-
-    # -- inference -----------------------------------------------------------------------------
-
-    def _infer_again(self) -> None:
-        for func in self._module.functions:
-            for op in func.region.ops if func.region else ():
-                infer_op(op, self._problems, self._verified)
 
 
 def _check_definition(op: Operation, problems: DiagnosticList) -> None:

@@ -106,7 +106,12 @@ class StepSurface:
     def _mixed(self, count: int, total: int, chunks: Sequence[tuple[int, int]]) -> int:
         number, size, past = mean_chunk(_fullest(chunks, self.groups, self.halves))
         share = -(-count // self.groups)
-        picoseconds = self._chunked(share, number, size)
+        picoseconds = sum(
+            w * v * u * self._at(n, 1 if n else 0, k, p, 0)
+            for n, w in (_between(self._counts, share) if share else ((0, 1.0),))
+            for k, v in _between(self._counts, number)
+            for p, u in _between(self._sizes, size)
+        )
         if count:
             picoseconds += self._decode(share, max(1.0, total / count)) - self._decode(share, 1)
         if past:
@@ -128,14 +133,6 @@ class StepSurface:
             for k, w in _between(self._counts, number)
             for p, v in _between(self._sizes, size)
             for q, u in _between(self._pasts, past)
-        )
-
-    def _chunked(self, count: int, number: int, size: float) -> float:
-        return sum(
-            w * v * u * self._at(n, 1 if n else 0, k, p, 0)
-            for n, w in (_between(self._counts, count) if count else ((0, 1.0),))
-            for k, v in _between(self._counts, number)
-            for p, u in _between(self._sizes, size)
         )
 
     def _at(self, count: int, context: int, number: int, size: int, past: int) -> int:

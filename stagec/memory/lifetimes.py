@@ -102,7 +102,7 @@ class _Runner(Allocations):
         self._next: LayerStack | None = None  # the stack behind it, whose first gathers are, too
         self._received = ReceivedUnits()
         self._copied = False  # whether units are copied out of what calls receive
-        self._last_read = 0  # the last step that reads gathered parameters
+        self._last_read = 0  # the last step of forward in a module with gathered parameters
         self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
         self._orders = RepeatOrders(body, env, whole, self._budget)
 

@@ -122,7 +122,9 @@ def rank_classes(module: Module) -> list[RankClass]:
     for graph in graphs:
         used = _symbols_in(graph)
         indices = _index_axes(module, used)
-        _check_known(module, graph, used, {**known, **{index_name(a): 0 for a in indices}})
+        missing = sorted(used - {**known, **{index_name(a): 0 for a in indices}}.keys())
+        if missing:
+            raise module.no_value(missing, graph.loc)
         each_alone = bool(loads) or any(map(crosses_pods, graph.body.walk()))
         for coords in _coordinates(module, graph, indices):
             given: Mapping[str, int] = {**known, **{index_name(a): i for a, i in coords.items()}}
@@ -173,12 +175,6 @@ def _symbols(value: Attr) -> frozenset[str]:
     if isinstance(value, tuple):
         return frozenset(s for v in value for s in _symbols(v))
     return value.symbols if isinstance(value, Expr) else frozenset()
-
-
-def _check_known(module: Module, graph: Operation, used: Set[str], env: Mapping[str, int]) -> None:
-    missing = sorted(used - env.keys())
-    if missing:
-        raise module.no_value(missing, graph.loc)
 
 
 def _channels(graphs: list[Operation]) -> dict[Channel, int]:

@@ -63,7 +63,7 @@ def _fused_events(events: Events | None, kept: npt.NDArray[np.bool_]) -> Events 
 
 def _firsts(program: Program, *, split: bool) -> Ints:
     """For each node, the index of the first node of its run."""
-    keys = [_key(n) for n in program.prototypes]
+    keys = [n.scope if n.is_computation else "" for n in program.prototypes]
     products = [split and bool(n.matmul) for n in program.prototypes]
     prototype: list[int] = program.prototype.tolist()
     microbatch: list[int] = program.microbatch.tolist()
@@ -81,10 +81,6 @@ def _firsts(program: Program, *, split: bool) -> Ints:
             start, before = i, key
         first[i] = start
     return np.array(first, dtype=np.int64)
-
-
-def _key(node: Node) -> str:
-    return node.scope if node.is_computation else ""
 
 
 def _fused(nodes: Sequence[Node]) -> Node:

@@ -1,20 +1,20 @@
 """The bytes, FLOPs and kernels of lowered operations for given values of symbols.
 
-A program is unrolled once for all values with which it has the same nodes; `Resizable` computes the
-nodes for other values.
+A program is unrolled once for all values with which it has the same nodes; `OpNumbers.resized`
+computes the nodes for other values.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from stagec.ir.core import Operation
-from stagec.ir.expr import ZERO, Expr, evaluate, function
+from stagec.ir.expr import Expr, evaluate
 from stagec.ir.kernel import MEMORY
-from stagec.program.buckets import GradientRun, bucket_sizes, readiness
+from stagec.program.buckets import bucket_sizes, readiness
 from stagec.program.groups import crosses_pods
 from stagec.program.kernels import EXTENTS, Kernel
 from stagec.program.nodes import Node
@@ -23,6 +23,10 @@ from stagec.support.diagnostics import NotAnIntegerError
 #: The attributes of an operation that become numbers of its node.
 _NUMBERS = ("bytes", "flops", "matmul", "out")
 _DEALT = ("copies", "groups")
+#: The fields of a node that do not depend on sizes, in its order.
+_BEFORE = attrgetter("kind", "name", "phase")
+_BEHIND = attrgetter("parts", "group", "blocking", "bucket", "scope", "over", "by", "tag", "to")
+_LAST = attrgetter("id", "index", "layer")
 
 
 @dataclass(frozen=True)
@@ -100,126 +104,27 @@ class OpNumbers:
     def buckets(self, op: Operation) -> list[int]:
         """The bytes of each call of a reduction in buckets."""
         if op not in self._buckets:
-            self._buckets[op] = _calls(op, readiness(op), self._env)
+            sizes = bucket_sizes(op, readiness(op), self._env)
+            self._buckets[op] = [sum(inside) for chunk in sizes for inside in chunk]
         return self._buckets[op]
 
-
-class _KernelPlaces(NamedTuple):
-    """A `Kernel` with the indices of its numbers."""
-
-    kind: str
-    dtype: str
-    extents: tuple[int, ...]
-    flops: int
-    bytes: int
-    op: str
-    causal: bool
-    form: str
-    windowed: bool
-    transposed: bool
-
-
-#: The fields of a node that do not depend on sizes: those before and after its sizes.
-_FIRST = attrgetter("kind", "name", "phase")
-_LAST = attrgetter(
-    *("parts", "group", "blocking", "bucket", "scope", "over", "by", "tag", "to", "alloc", "free"),
-    *("op", "deps", "after", "id", "index", "layer"),
-)
-
-
-class _NodePlaces(NamedTuple):
-    """A node with the fields that do not change (`first`, `last`), and the indices of its numbers
-    and of its kernel. The bytes of a bucket come from the operation instead."""
-
-    node: Node
-    first: tuple[Any, ...]
-    last: tuple[Any, ...]
-    size: int
-    flops: int
-    matmul: int
-    out: int
-    kernel: int | None
-    dealt: tuple[int, int]
-
-
-class Resizable:
-    """Computes the nodes of a program for other values of symbols with which it has the same nodes
-    and edges. Each expression is compiled once."""
-
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self._places: dict[Expr, int] = {}
-        #: For each number, whether it must be whole: all but extents.
-        self._whole: list[bool] = []
-        self._kernels: dict[_KernelPlaces, int] = {}
-        self._nodes = [self._sized(node) for node in nodes]
-        cut = dict.fromkeys(node.op for node in nodes if node.bucket and node.op is not None)
-        self._ready = {op: readiness(op) for op in cut}
-        prepared = zip(self._places, self._whole, strict=True)
-        self._prepared = [(expr, function(expr), whole) for expr, whole in prepared]
-
-    def at(self, values: Mapping[str, int]) -> list[Node]:
-        """The nodes for these values of symbols, without edges. Raises `NotAnIntegerError` for
-        sizes that do not divide."""
-        n: list[int] = []
-        for expr, evaluated, whole in self._prepared:
-            number = evaluated(values)
-            if whole and number.denominator != 1:
-                raise NotAnIntegerError(str(expr), Fraction(number))
-            n.append(ceil(number))
-        kernels = [
-            Kernel(
-                k.kind, k.dtype, tuple([n[i] for i in k.extents]), n[k.flops], n[k.bytes], *k[5:]
-            )
-            for k in self._kernels
-        ]
-        buckets: dict[Operation, list[int]] = {}
-        nodes: list[Node] = []
-        for node, first, last, size, flops, matmul, out, kernel, dealt in self._nodes:
-            if node.op is None:
-                nodes.append(node)
-                continue
-            if node.bucket and node.op not in buckets:
-                buckets[node.op] = _calls(node.op, self._ready[node.op], values)
-            fields: list[Any] = [
-                *first,
-                buckets[node.op][node.index] if node.bucket else n[size],
-                *(n[flops], n[matmul], n[out]),
-                None if kernel is None else kernels[kernel],
-                *last,
-                (n[dealt[0]], n[dealt[1]]),
-            ]
-            nodes.append(Node(*fields))
-        return nodes
-
-    def _sized(self, node: Node) -> _NodePlaces:
-        op, place = node.op, self._place
-        about = node, _FIRST(node), _LAST(replace(node, deps=(), after=(), alloc=0, free=0))
-        none = self._number(ZERO)
-        if op is None or node.bucket:
-            return _NodePlaces(*about, none, none, none, none, None, (none, none))
-        size = place(op, "bytes")
-        if not node.is_computation:
-            copies, groups = (place(op, name) for name in _DEALT)
-            return _NodePlaces(*about, size, none, none, none, None, (copies, groups))
-        flops, matmul, out = (place(op, name) for name in _NUMBERS[1:])
-        return _NodePlaces(*about, size, flops, matmul, out, self._kernel(op), (none, none))
-
-    def _kernel(self, op: Operation) -> int:
-        kind, dtype, names, what, rest = _about(op)
-        extents = tuple(self._place(op, name, whole=False) for name in names)
-        flops, size = self._place(op, "flops"), self._place(op, "bytes")
-        key = _KernelPlaces(kind, dtype, extents, flops, size, what, *rest)
-        return self._kernels.setdefault(key, len(self._kernels))
-
-    def _place(self, op: Operation, name: str, *, whole: bool = True) -> int:
-        return self._number(op.expr(name) if name in op.attrs else ZERO, whole=whole)
-
-    def _number(self, expr: Expr, *, whole: bool = True) -> int:
-        place = self._places.setdefault(expr, len(self._places))
-        if place == len(self._whole):
-            self._whole.append(False)
-        self._whole[place] = self._whole[place] or whole
-        return place
+    def resized(self, node: Node) -> Node:
+        """The node of a program of another job with the same nodes, in these sizes and without
+        edges. Raises `NotAnIntegerError` for sizes that do not divide."""
+        if (op := node.op) is None:
+            return node
+        sizes: Sequence[Any] = (0, 0, 0, 0, None)  # bytes, FLOPs, those of products, result, kernel
+        dealt = 0, 0
+        if node.bucket:
+            sizes = (self.buckets(op)[node.index], *sizes[1:])
+        elif node.is_computation:
+            sizes = self.work(op)[2:]
+        else:
+            sizes = (self.number(op, "bytes"), *sizes[1:])
+            dealt = self.number(op, "copies"), self.number(op, "groups")
+        rest = 0, 0, op, (), (), *_LAST(node), dealt  # it allocates and frees nothing
+        fields: list[Any] = [*_BEFORE(node), *sizes, *_BEHIND(node), *rest]
+        return Node(*fields)
 
 
 def what_it_does(node: Node, contents: Callable[[Operation], Sequence[Hashable]]) -> Hashable:
@@ -245,10 +150,3 @@ def _about(op: Operation) -> tuple[str, str, Sequence[str], str, tuple[bool, str
     what = "+".join(op.names("fuses")) or op.text("kind")
     rest = op.flag("causal"), op.text("form"), op.flag("windowed"), op.flag("transposed")
     return kind, op.text("dtype"), EXTENTS[kind], what, rest
-
-
-def _calls(
-    op: Operation, ready: Sequence[Sequence[GradientRun]], env: Mapping[str, int]
-) -> list[int]:
-    """The bytes of each call of a reduction in buckets."""
-    return [sum(inside) for chunk in bucket_sizes(op, ready, env) for inside in chunk]

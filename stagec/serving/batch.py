@@ -18,8 +18,8 @@ class Batch:
     is congruent to i. `ends` is a heap by last step, `order` has the running sequences in order of
     admission; both keep entries of sequences that have left. The scheduler last looked for new
     requests at step `polled`; `late` are its looks since then among the steps in flight, and the
-    requests that have arrived after the last of these. While the batch `delays` prompts, `waits` is the step since which
-    they wait, and whether they wait for requests of all groups.
+    requests that have arrived after the last of these. While the batch `delays` prompts, `waits` is
+    the step since which they wait, and whether they wait for requests of all groups.
     """
 
     phases: list[int]

@@ -43,7 +43,8 @@ def command(
         log(f"what the tests wrote is in {outputs}")
     else:
         shutil.rmtree(outputs)
-    _remark_inputs(collected, verbose)
+    if verbose and collected.inputs:
+        log(f"without a RUN line, so no tests: {', '.join(map(str, collected.inputs))}")
     click.echo(_summary(len(results), failed, time.monotonic() - began))
     return 1 if failed else 0
 
@@ -65,11 +66,6 @@ def _summary(count: int, failed: int, seconds: float) -> str:
     tests = "1 test" if count == 1 else f"{count} tests"
     verdict = f"{failed} failed, {count - failed} passed" if failed else "all passed"
     return f"{tests}: {verdict} ({seconds:.1f} s)"
-
-
-def _remark_inputs(tests: FoundTests, verbose: bool) -> None:
-    if verbose and tests.inputs:
-        log(f"without a RUN line, so no tests: {', '.join(map(str, tests.inputs))}")
 
 
 def _nothing(tests: FoundTests, part: str | None) -> Exception:

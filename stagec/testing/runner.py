@@ -155,7 +155,9 @@ class LitTest:
         try:
             pipelines = parse_line(line)
         except UnsupportedSyntaxError:
-            return [self._run_bash(line)]
+            script = f'set -o pipefail; not() {{ ! "$@"; }}; {self.shell(line)}'
+            done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
+            return [Outcome(line, done.returncode, done.stdout, done.stderr)]
         outcomes: list[Outcome] = []
         for pipeline in pipelines:
             outcomes += self._run_pipeline(pipeline)
@@ -192,7 +194,11 @@ class LitTest:
         stderr = stdout if stage.merge else io.BytesIO()
         code = self._call(words, stdin, stdout, stderr)
         code = negate(code) if stage.negated else code
-        self._redirect(stage, stdout, stderr)
+        if stage.stdout:
+            with self._file(stage.stdout).open("ab" if stage.append else "wb") as file:
+                file.write(stdout.getvalue())
+        if stage.stderr:
+            self._file(stage.stderr).write_bytes(stderr.getvalue())
         shown = " ".join(["not"] * stage.negated + [shlex.quote(text) for text in words])
         errors = b"" if stage.merge else stderr.getvalue()
         return Outcome(shown, code, stdout.getvalue(), errors)
@@ -223,20 +229,8 @@ class LitTest:
     def _expand(self, text: str) -> list[str]:
         return shlex.split(self.shell(text)) if text in BUILTINS else [text]
 
-    def _redirect(self, stage: Stage, stdout: io.BytesIO, stderr: io.BytesIO) -> None:
-        if stage.stdout:
-            with self._file(stage.stdout).open("ab" if stage.append else "wb") as file:
-                file.write(stdout.getvalue())
-        if stage.stderr:
-            self._file(stage.stderr).write_bytes(stderr.getvalue())
-
     def _file(self, name: str) -> Path:
         return self.path.parent / substitute(name, self.paths())
-
-    def _run_bash(self, line: str) -> Outcome:
-        script = f'set -o pipefail; not() {{ ! "$@"; }}; {self.shell(line)}'
-        done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
-        return Outcome(line, done.returncode, done.stdout, done.stderr)
 
 
 # ------------------------------------------------------------------ reporting

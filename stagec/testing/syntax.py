@@ -171,18 +171,15 @@ class _StageBuilder:
         if self.pending and kind == "op":
             raise UnsupportedSyntaxError(text)
         if kind == "word":
-            self._add_word(text)
+            if self.pending:
+                self.files[self.pending] = word(text)
+                self.pending = ""
+            else:
+                self.words.append(word(text))
         elif text == "2>&1":
             self.merge = True
         else:
             self.pending = text
-
-    def _add_word(self, raw: str) -> None:
-        if self.pending:
-            self.files[self.pending] = word(raw)
-            self.pending = ""
-        else:
-            self.words.append(word(raw))
 
     def finish(self) -> Stage:
         words = list(self.words)

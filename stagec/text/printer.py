@@ -70,7 +70,8 @@ class _Printer:
         types = [r.type for r in op.results if r.type is not None]
         tail = _types(" : ", types) if len(types) == len(op.results) else ""
         if self._locations:
-            tail += _loc(op.loc)
+            text = loc_text(op.loc)
+            tail += f" loc({text})" if text else ""
         return "  " * indent + (names + " = " if names else "") + head + tail
 
     def _params(self, op: Operation) -> str:
@@ -124,11 +125,6 @@ def _types(lead: str, types: Iterable[Type]) -> str:
     if not texts:
         return ""
     return lead + (texts[0] if len(texts) == 1 else f"({', '.join(texts)})")
-
-
-def _loc(loc: Loc) -> str:
-    text = loc_text(loc)
-    return f" loc({text})" if text else ""
 
 
 def loc_text(loc: Loc) -> str:

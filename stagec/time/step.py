@@ -21,7 +21,7 @@ from stagec.program.buckets import contents, readiness
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Node, Program
-from stagec.program.sizes import Resizable, what_it_does
+from stagec.program.sizes import OpNumbers, what_it_does
 from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
 from stagec.time.clock.hosts import HostTimes, delay_kernels
 from stagec.time.clock.join import issues_of
@@ -114,18 +114,9 @@ class _Programs:
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
         """The samples for other values of symbols and axes."""
-        samples: dict[int, Node] = {}
-        for inner, (numbers, nodes) in self._resizable.items():
-            sized = nodes.at({**values, **dict(inner)})
-            samples.update(zip(numbers, sized, strict=True))
-        return [samples[i] for i in range(len(samples))]
-
-    @cached_property
-    def _resizable(self) -> dict[Inner, tuple[list[int], Resizable]]:
-        numbers: dict[Inner, list[int]] = {}
-        for number, inner in enumerate(self._inner):
-            numbers.setdefault(inner, []).append(number)
-        return {i: (n, Resizable([self.samples[k] for k in n])) for i, n in numbers.items()}
+        numbers = {inner: OpNumbers({**values, **dict(inner)}) for inner in set(self._inner)}
+        each = zip(self.samples, self._inner, strict=True)
+        return [numbers[inner].resized(node) for node, inner in each]
 
     def issues(self, mesh: Mapping[str, int]) -> list[ClassIssue]:
         """What the classes issue, and the classes that they meet."""

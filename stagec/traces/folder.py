@@ -139,20 +139,16 @@ def working_folder(target: Path, *, force: bool, resume: bool) -> Generator[Path
             raise
         if not in_place:
             folder.chmod(0o777 & ~umask())
-            _replace(folder, target, old, force=force)
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists() and force and any(target.iterdir()):
+                target.rename(old)
+            folder.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def real_folder(folder: Path) -> Path:
     """The folder that is written to: of a symbolic link, what it points to."""
     return Path(os.path.realpath(folder)) if folder.is_symlink() else folder
-
-
-def _replace(new: Path, target: Path, old: Path, *, force: bool) -> None:
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists() and force and any(target.iterdir()):
-        target.rename(old)
-    new.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def check_target(directory: Path, *, force: bool, resume: bool = False) -> None:

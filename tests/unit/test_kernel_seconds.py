@@ -591,7 +591,7 @@ def test_a_microbatch_adds_no_casts_of_parameters_that_stay(machine: str) -> Non
 def test_hosts_issue_no_casts_of_parameters_that_stay() -> None:
     """A small step waits for its host, which issues what is in the microbatch."""
 
-    def step(**how: str) -> float:
+    def step(**how: Any) -> float:
         sizes = {"L": 8, "B": 32, "S": 64}
         job = stagec.job(
             "llama3-8b", sizes=sizes, dp=1, microbatches=32, host_issue="1 ms", fp8="hybrid", **how

@@ -467,13 +467,17 @@ def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
 def test_what_an_action_leaves_delays_the_next() -> None:
     """The last of two stages runs F B F B: a wait between B and F counts once, one at a border of
     the model for each message of the way there and back, and a tail at the end; what is split or
-    runs both ways at once is not bounded."""
+    runs both ways at once is not bounded. Between F and B there is the head, so a wait of actions
+    that end and begin with layers does not count."""
     layers, shape = Layers(0, 2), PipelineBound("1f1b", 2, 2, 1)
     phases = PhaseTimes(1.0), PhaseTimes(2.0)
     plain = pipelined(layers, shape, ActionTimes(phases))
     assert plain == 1 + 2 * 3 + 2
     waits = Pair(), Pair(forward=0.25)
-    assert pipelined(layers, shape, ActionTimes(phases, waits)) == plain + 0.25
+    assert pipelined(layers, shape, ActionTimes(phases, inner=waits)) == plain + 0.25
+    beside_head = Pair(backward=0.25), Pair()
+    assert pipelined(layers, shape, ActionTimes(phases, inner=beside_head)) == plain
+    assert pipelined(layers, shape, ActionTimes(phases, beside_head)) == plain + 0.5
     assert pipelined(layers, shape, ActionTimes(phases), Pair(0.5, 0.125)) == plain + 0.625
     assert pipelined(layers, shape, ActionTimes(phases, tail=0.5)) == plain + 0.5
     assert pipelined(layers, shape, ActionTimes(phases), again=0.5) == plain - 0.5

@@ -90,7 +90,9 @@ def command(
             remedy="measure more kernels; the lines above say how many rows each kind needs",
         )
     if output is not None:
-        text = _text(name, fit)
+        from stagec.machines.writing import quoted, with_sections
+
+        text = with_sections(f"base = {quoted(name)}\n", fit.sections)
         # parse the text as a check: only valid machines are written
         read_machine(Path(output).stem, text, "fitted.toml" if to_stdout else output)
         write_output(text, output)
@@ -101,12 +103,6 @@ def _as_file(path: str) -> str:
     from stagec.machines import is_file
 
     return path if is_file(path) else f"./{path}"
-
-
-def _text(base: str, fit: Fit) -> str:
-    from stagec.machines.writing import quoted, with_sections
-
-    return with_sections(f"base = {quoted(base)}\n", fit.sections)
 
 
 def _print_json(fit: Fit, machine: Machine, stream: TextIO) -> None:

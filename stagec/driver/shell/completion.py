@@ -12,34 +12,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
+from stagec.models import library, presets, stacks
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 Completer: TypeAlias = "Callable[[click.Context, click.Parameter, str], list[CompletionItem]]"
 
 
-def _models() -> Iterable[str]:
-    from stagec.models import library
-
-    return library()
-
-
-def _presets() -> Iterable[str]:
-    from stagec.models import presets
-
-    return presets()
-
-
 def _machines() -> Iterable[str]:
     from stagec.machines import machine_names
 
     return machine_names()
-
-
-def _stacks() -> Iterable[str]:
-    from stagec.models import stacks
-
-    return stacks()
 
 
 def _passes() -> Iterable[str]:
@@ -78,10 +62,10 @@ def _complete(
 
 #: The completers, by `Kind.completes`.
 COMPLETERS: Mapping[str, Completer] = {
-    "models": partial(_complete, _models, True),
+    "models": partial(_complete, library, True),
     "machines": partial(_complete, _machines, True),
-    "presets": partial(_complete, _presets, False),
-    "stacks": partial(_complete, _stacks, True),
+    "presets": partial(_complete, presets, False),
+    "stacks": partial(_complete, stacks, True),
     "passes": partial(_complete, _passes, False),
     "ops": partial(_complete, _ops, False),
     "schedules": partial(_complete, _schedules, False),

@@ -12,7 +12,7 @@ merged nodes, have no shapes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 from stagec.formats.base import Layout
@@ -23,6 +23,7 @@ from stagec.ir.expr import UnboundError, evaluate
 from stagec.ir.types import TensorType
 from stagec.program.nodes import Node, Program
 from stagec.support.diagnostics import NotAnIntegerError
+from stagec.support.memo import memo_method
 from stagec.time.streams import COMPUTE, Stream, streams_of
 
 _NONE = NodeOperands("[]", "[]", "[]")
@@ -34,9 +35,6 @@ class Operands:
 
     layout: Layout
     streams: Mapping[Stream, int]
-    _known: dict[Node, tuple[NodeOperands, NodeOperands]] = field(
-        default_factory=dict[Node, tuple[NodeOperands, NodeOperands]], repr=False
-    )
 
     @classmethod
     def of(cls, program: Program, layout: Layout) -> Operands:
@@ -51,12 +49,6 @@ class Operands:
         stream = {"stream": self.streams[streams_of(node)[-1]]}
         return {**stream, **({"dtype": dtype} if dtype else {})}
 
-    def sides(self, node: Node) -> tuple[NodeOperands, NodeOperands]:
-        """The operands and the results of a prototype, cached."""
-        if node not in self._known:
-            self._known[node] = self._sides(node)
-        return self._known[node]
-
     def _dtype(self, node: Node) -> str:
         if node.op is not None and (dtype := node.op.text("dtype")):
             return dtype
@@ -66,7 +58,9 @@ class Operands:
         types = [v.type for v in origin.results] if origin is not None else []
         return next((t.dtype for t in types if isinstance(t, TensorType)), "")
 
-    def _sides(self, node: Node) -> tuple[NodeOperands, NodeOperands]:
+    @memo_method
+    def sides(self, node: Node) -> tuple[NodeOperands, NodeOperands]:
+        """The operands and the results of a prototype."""
         if node.bucket:
             dtype, into, out = elements_of(node, self.layout.mesh)
             return _written([([into], dtype)]), _written([([out], dtype)])

@@ -20,6 +20,7 @@ from stagec.formats.base import Layout, Neighbour
 from stagec.formats.messages import Shape, expansion, other_end, part_bytes, shape_of
 from stagec.program.groups import GroupAxes
 from stagec.program.nodes import Ints, Node, Program
+from stagec.support.memo import memo_method
 
 SEND, RECV, CALC = 1, 2, 3
 #: The cpus of streams: computations, collectives, sends, receives, copies to and from the host.
@@ -55,16 +56,12 @@ class Place:
 
     layout: Layout
     rank: int
-    _rows: dict[GroupAxes, tuple[Ints, int]] = field(
-        default_factory=dict[GroupAxes, tuple[Ints, int]]
-    )
 
+    @memo_method
     def row(self, axes: GroupAxes) -> tuple[Ints, int]:
         """The ranks of its group over `axes`, and its position among them."""
-        if axes not in self._rows:
-            row = self.layout.groups.row(axes, self.rank)
-            self._rows[axes] = row, int(np.flatnonzero(row == self.rank)[0])
-        return self._rows[axes]
+        row = self.layout.groups.row(axes, self.rank)
+        return row, int(np.flatnonzero(row == self.rank)[0])
 
     def value(self, key: Key) -> int:
         """The rank of a peer, or the bytes of a share."""

@@ -125,6 +125,9 @@ def quantized_checkpoint(path: str, session: Session) -> Diagnostic | None:
         if member is None or not isinstance(member.value, dict) or not member.value:
             continue
         format_ = _weight_dtype(member.value)
+        experts = section.get("expert_dtype") if isinstance(section, dict) else None
+        if experts is not None and experts.value == "fp4":  # DeepSeek-V4, whose blocks have 32
+            format_ = "mxfp4 --weight-parts experts"
         return Diagnostic(
             f"'{QUANTIZATION}': the checkpoint has quantized weights, this job has not",
             text.place(member.key_at, len(QUANTIZATION) + 2),
