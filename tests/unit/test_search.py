@@ -784,6 +784,22 @@ def test_an_empty_space_is_reported() -> None:
     actual = stagec(*SMALL, "--tp", "3", "--ranks", "8")
     assert actual.code == 1
     assert "no strategy of the space can be compiled within the limits" in actual.err
+    assert "--print-space prints the space" in actual.err
+
+
+def test_a_text_that_does_not_compile_leads_to_the_whole_message(tmp_path: Path) -> None:
+    """The counts have the beginning of what the compiler says."""
+    file = tmp_path / "m.stg"
+    file.write_text(
+        "stg.module @m { stg.symbols[B, S = 8, D = 8, L = 2] stg.func @f(%x: bf16[B, S, D]) {\n"
+        "%y = stg.repeat @layers[count = L, carry = 1] (%h = %x) {\n"
+        "%w = stg.param : bf16[D, D]\nstg.yield() }\nstg.return(%y) } }",
+        encoding="utf-8",
+    )
+    words = "--ranks", "2", "--batch", "2", "--tp", "1", "--pp", "1", "--cp", "1", "--jobs", "1"
+    ran = stagec("search", file, "--machine", "h100", *words, "--no-cache")
+    assert (ran.code, "refused by the compiler: 'stg.repeat' carries 1" in ran.out) == (1, True)
+    assert "'stagec memory MODEL' prints the whole message" in ran.err
 
 
 def test_what_does_not_fit_is_reported_with_what_is_nearest() -> None:
