@@ -202,8 +202,8 @@ class _HandOver:
         copies = {self._inside[r].producer for op in idle for r in op.results}
         kept = (self._inside.get(r) for op in self._forward.body.ops[:last] for r in op.results)
         made += [v for v in kept if v and v.producer is None and {u for u, _ in v.uses} <= copies]
-        ends = self._forward.body.ops[last:-1]
-        held = [v for op in ends if op.has(Stays) for v in op.operands]
+        rest = self._forward.body.ops[last:-1]
+        held = [v for op in rest if op.has(Stays) for v in op.operands]
         inside = (self._inside[v] for v in held if v in self._inside)
         made += [again for again in inside if again.producer is not None]
         if made:
