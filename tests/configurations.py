@@ -243,6 +243,7 @@ NEEDS: Mapping[str, Keys] = {
     "gpt_oss": {"head_dim": 8, "sliding_window": 6, "num_local_experts": 4, **_WIDE},
     "llama4_text": _LLAMA4,
     "deepseek_v4": _COMPRESSED,
+    "deepseek_ref": _COMPRESSED,
     "longcat_flash": {
         **_HEADS_OF_LATENTS,
         "num_layers": 2,

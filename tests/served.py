@@ -42,7 +42,7 @@ def step_modules(job: JobOptions, mode: str, new: int, past: int) -> tuple[Modul
 def module_until(job: JobOptions, last: str) -> Module:
     """The module of a job behind a pass."""
     builder = JobBuilder(job)
-    text = re.sub("draft-ahead{.*?},", "", builder.pipeline_text())  # all tokens are given
+    text = re.sub("draft-ahead{.*?},", "", builder.pipeline_text)  # all tokens are given
     pipeline = loaded().pipeline(text)
     end = [p.name for p in pipeline.passes].index(last) + 1
     PassManager(Pipeline(pipeline.passes[:end], pipeline.locs[:end])).run(builder.module)

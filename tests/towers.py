@@ -68,6 +68,17 @@ _WAVES: Keys = {
     "num_conv_pos_embeddings": 8,
     "num_conv_pos_embedding_groups": 2,
 }
+#: One side of a T5Gemma.
+_GEMMA_SIDE: Keys = {
+    "num_attention_heads": 4,
+    "head_dim": 4,
+    "intermediate_size": 8,
+    "num_hidden_layers": 4,
+    "vocab_size": 16,
+    "max_position_embeddings": 8,
+    "sliding_window": 3,
+    "rope_theta": 100,
+}
 #: By name: the first part is the model type, or the class.
 TOWERS: Mapping[str, Keys] = {
     "bert": {**_ENCODER, "type_vocab_size": 2},
@@ -85,6 +96,11 @@ TOWERS: Mapping[str, Keys] = {
     "t5-gated": {"d_model": 16, "num_layers": 2, "num_heads": 4, "d_kv": 4, "d_ff": 8}
     | {"vocab_size": 16, "n_positions": 8, "feed_forward_proj": "gated-gelu"}
     | {"tie_word_embeddings": False},
+    "t5gemma": {
+        "vocab_size": 16,
+        "encoder": {**_GEMMA_SIDE, "hidden_size": 16, "num_key_value_heads": 4},
+        "decoder": {**_GEMMA_SIDE, "hidden_size": 8, "num_key_value_heads": 4},
+    },
     "electra": {**_ENCODER, "embedding_size": 8, "type_vocab_size": 2},
     "electra-replaced": {
         **_ENCODER,
@@ -375,6 +391,11 @@ TOWERS: Mapping[str, Keys] = {
         "version": 2.6,
         "query_num": 4,
         "vision_config": {**_VISION, "model_type": "siglip"},
+    },
+    "minicpmv4_6": {
+        "text_config": {**_LLAMA, **_DELTA, "model_type": "qwen3_5_text"},
+        "vision_config": {**_VISION, "model_type": "minicpmv4_6_vision"},
+        "merger_times": 2,
     },
     "internvl_chat": {
         "llm_config": {**_LLAMA, "model_type": "qwen2"},

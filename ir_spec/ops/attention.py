@@ -13,6 +13,7 @@ their log-sum-exp: with `%q` on n ranks of cp, and the keys split over them,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes, 
 from stagec.ir.param import Param
 from stagec.ir.rule import Rule, make_rule
 from stagec.ir.serving_step import ServingStep
-from stagec.ir.traits import Fusible, Recasts
+from stagec.ir.traits import Fusible, Recasts, Trait, View
 from stagec.ir.types import axis_size
 from stagec.ir_spec.ops.attention_base import AttentionOp
 from stagec.ir_spec.ops.attention_core import (
@@ -164,15 +165,16 @@ class FlashAttention(_Flash):
         self, b: Builder, op: Operation, is_one: IsOneOnRank
     ) -> Sequence[Value] | None:
         """Keys and values that several heads share are copied for each head, as with `repeat_kv` of
-        torchtitan; the kernel then has a head of keys for each head of queries. On a rank with a
-        single head of keys, this is a view: `expand` and `reshape` copy nothing."""
+        torchtitan; the kernel then has a head of keys for each head of queries, and so have its
+        gradients. On a rank with a single head of keys, `expand` and `reshape` copy nothing."""
         if "values" in op.attrs or "past" in op.attrs or len(op.operands) < 3:
             return None
         q, *shared = op.operands[:3]
         heads, groups = q.tensor.dims[-2].size, shared[0].tensor.dims[-2].size
-        if same(heads, groups) or is_one(groups):
+        if same(heads, groups):
             return None
-        rows = [b.value("stg.repeat_heads", [v], {"heads": heads}, hint=v.name) for v in shared]
+        kind = "stg.expand_heads" if is_one(groups) else "stg.repeat_heads"
+        rows = [b.value(kind, [v], {"heads": heads}, hint=v.name) for v in shared]
         return self._with_operands(b, op, [q, *rows, *op.operands[3:]])
 
     def _with_operands(
@@ -245,7 +247,7 @@ class RepeatHeads(OpDef):
     H, K]. No FLOPs."""
 
     name = "stg.repeat_heads"
-    traits = (Fusible(),)
+    traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
     operands = ("x",)
     params = (Param("heads", "size", "the heads of the result", required=True),)
     example = "%y = stg.repeat_heads[heads = H](%k) : bf16[B, S, H, K]"
@@ -263,8 +265,18 @@ class RepeatHeads(OpDef):
         return [np.repeat(args[0], times, axis=2)]
 
 
+class ExpandHeads(RepeatHeads):
+    """A view of the only head of a rank as several, as `torch.Tensor.expand`: [B, S, G, K] becomes
+    [B, S, H, K]."""
+
+    name = "stg.expand_heads"
+    traits = (View(),)
+    example = "%y = stg.expand_heads[heads = H](%k) : bf16[B, S, H, K]"
+
+
 class SumHeads(OpDef):
-    """Gradient of `stg.repeat_heads`: the sum over the copies of each head."""
+    """Gradient of `stg.repeat_heads` and `stg.expand_heads`: the sum over the copies of each
+    head."""
 
     name = "stg.sum_heads"
     backward = True

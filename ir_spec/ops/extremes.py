@@ -1,6 +1,7 @@
 """Maximum, argmax and top-k, with their forms over a split dimension."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -156,6 +157,9 @@ class ArgMax(OpDef):
         return [args[0].argmax(-1), args[0].max(-1)][: len(op.results)]
 
 
+_TOP = IndexRule("...v->...k,...k", special="v", whole="k", sizes={"k": "k"})
+
+
 class TopK(OpDef):
     """The k largest elements along the last dimension, largest first, and their indices; one
     comparison per element.
@@ -177,11 +181,7 @@ class TopK(OpDef):
     example = "%v, %i = stg.topk[k = T](%logits) : (bf16[B, S, T], i32[B, S, T])"
 
     def rule(self, op: Operation) -> Rule:
-        text = letters(op.operands[0].tensor.rank + 1)
-        lead, v, k = text[:-2], text[-2], text[-1]
-        return make_rule(
-            f"{lead}{v}->{lead}{k},{lead}{k}", special=v, whole=k, sizes={k: self.count(op)}
-        )
+        return replace(_TOP.of(op), sizes={"k": self.count(op)})
 
     def count(self, op: Operation) -> Expr:
         """The number of elements that it takes."""

@@ -340,13 +340,18 @@ class Recall(OpDef):
 class Discard(OpDef):
     """Uses values without a result, so that their computation is not dead code. With `alone`, it
     applies only if its action runs separately, not directly after another action of the
-    microbatch."""
+    microbatch. With `saved` it does not apply where backward computes the value again: a node of
+    PyTorch's graph releases what it saved after the casts of its gradients, but what it takes from
+    a checkpoint when its function returns."""
 
     name = "stg.discard"
     operands = ("x*",)
     results = ()
     traits = (Free(), Stays())
-    params = (Param("alone", "flag", "if the action around it runs by itself"),)
+    params = (
+        Param("alone", "flag", "if the action around it runs by itself"),
+        Param("saved", "flag", "if the value comes from forward, and is not computed again"),
+    )
     example = "stg.discard(%y)"
 
 

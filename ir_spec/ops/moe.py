@@ -269,11 +269,13 @@ class Combine(OpDef):
         how = _capacity(y, experts) | stated(op, [_LOCAL])
         attrs, given, name = stated(op, self.params), [dy, experts, *weights], y.prefixed("d_")
         dys = None if op.flag(_WIDE.name) else b.value("stg.dispatch", given, how, hint=name)
-        dws = [
-            b.value("stg.combine_weights_grad", [dy, y, experts], attrs, hint=w.prefixed("d_"))
-            for w in weights
-        ]
-        return [dys or b.value("stg.dispatch", given, how, hint=name), None, *dws]
+        of_weights, dws = "stg.combine_weights_grad", [w.prefixed("d_") for w in weights]
+        made = [b.op(of_weights, [dy, y, experts], attrs, names=[dw]).results for dw in dws]
+        if dys is None:  # cast when the node has returned, before it releases what it saved
+            dys = b.value("stg.dispatch", given, how, hint=name)
+            b.op("stg.discard", [each for dw in made for each in dw[1:]], types=())
+            b.op("stg.discard", [y], {"saved": True}, types=())
+        return [dys, None, *(dw[0] for dw in made)]
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {
@@ -461,8 +463,8 @@ class CombineWeightsGrad(OpDef):
     element, in fp32.
 
     With `steps`, the last results are two temporary buffers of the size of y: dy of each row, and
-    its product with y. With `wide` there are three in fp32: before the gradient of y exists, dy of
-    each row is copied, and put into zeros.
+    its product with y. With `wide` there are three in fp32: dy of each row, and its products with y
+    and with the weights, which autograd casts when both exist.
     """
 
     name = "stg.combine_weights_grad"

@@ -23,6 +23,7 @@ _ITERATIONS = Param(
     "iterations", "int", "how often rows and columns are normalized (default: only `read`)"
 )
 _PARAMS = (_STREAMS, _ITERATIONS)
+_TO = Param("to", "name", "the element type of the weights (default f32)")
 #: Letters of the weights that read, write and mix.
 _RESULTS = ("bsn", "bsn", "bsnm")
 
@@ -57,6 +58,7 @@ class StreamWeights(_Weights):
     name = "stg.stream_weights"
     operands = ("logits", "scale", "base")
     results = ("read", "write?", "mix?")
+    params = (*_PARAMS, _TO)
     example = "%read = stg.stream_weights[streams = 4](%l, %s, %b) : f32[B, S, 4]"
 
     def rule(self, op: Operation) -> Rule:
@@ -66,7 +68,7 @@ class StreamWeights(_Weights):
         return make_rule("bsw,x,w->" + ",".join(_RESULTS[:kinds]), whole=whole, sizes=sizes)
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"] * self.count(op)
+        return [op.text("to", "f32")] * self.count(op)
 
     def verify(self, op: Operation) -> Iterator[str]:
         n, kinds = op.expr("streams"), self.count(op)

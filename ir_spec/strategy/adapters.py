@@ -28,7 +28,9 @@ class AdaptersOp(Statement):
     value that it is added to, as peft does by default (`autocast_adapter_dtype`) for 4-bit weights;
     for others peft adds in 32 bits and casts the sum, with the same number of bytes. In a 32-bit
     model, and for parameters that ZeRO-3 casts when it gathers them, adapters have the type of the
-    adapted parameters.
+    adapted parameters. Under `stg.autocast` each adapter then casts what a product has made to 32
+    bits, and autocast casts it back (`_cast_input_dtype` of peft/tuners/lora/layer.py), but not
+    beside weights in few bits (`requires_conversion` of peft/tuners/lora/bnb.py).
     """
 
     name, record = "stg.adapters", AdaptersRule

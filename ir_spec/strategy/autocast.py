@@ -1,5 +1,8 @@
 """Products in 16 bits of a model whose parameters and activations are in 32."""
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 
@@ -28,6 +31,12 @@ class AutocastRule(Record):
         "to its gathers (left)",
         choices=("cast", "left"),
     )
+    split: str = parameter(
+        "name",
+        "with parameters that ranks split (tensor parallelism), or in a pipeline: products cast "
+        "as well (cast), or stay in fp32 (left)",
+        choices=("cast", "left"),
+    )
 
 
 class AutocastOp(Statement):
@@ -38,7 +47,9 @@ class AutocastOp(Statement):
 
     Without `on`, nothing is cast, and the other parameters have no effect. Nothing is cast either
     if the model computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, or under
-    ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP.
+    ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP. Without FSDP it does
+    nothing with tensor parallelism or a pipeline either (`split = left`; distributed/utils.py:
+    `maybe_enable_amp`), which a job that states `on` by itself does not take from a stack.
 
     The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
     activation is cast by each product that takes it, and backward keeps each of these copies. A
@@ -50,5 +61,6 @@ class AutocastOp(Statement):
     name, record = "stg.autocast", AutocastRule
     section = Section.KERNELS
     rare, software = True, True
+    unless_given: ClassVar[Mapping[str, str]] = {"split": "on"}
     training = "weights of a server have the element type that it computes with"
     example = "stg.autocast[on]"

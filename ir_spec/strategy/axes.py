@@ -13,17 +13,20 @@ REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
 #: state-space layers and linear attention, and their groups; groups of heads whose results have
 #: products of their own; the channels of Mamba-1.
 HEADS = ("H", "G", "H_v", "H_m", "G_m", "G_o", "I")
-#: Heads and feed-forward widths of the stages of an image encoder after the first one.
-_STAGES = tuple(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6))
+#: Heads and feed-forward widths of the stages of an image encoder after the first one, and of a
+#: decoder that differs from its encoder.
+_STAGES = (*(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6)), "G_2")
 #: The feed-forward width of an expert.
 EXPERT_WIDTH = "M"
 #: The feed-forward width of shared experts.
 SHARED_WIDTH = "F_shared"
 #: Feed-forward widths: dense, of an expert, of shared experts.
 WIDTHS = ("F", EXPERT_WIDTH, SHARED_WIDTH)
+#: The vocabulary.
+VOCABULARY = "V"
 #: The dimensions that tensor parallelism splits: heads, feed-forward widths (dense, of an expert,
 #: of shared experts), vocabulary.
-TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", "V", *_STAGES)
+TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", VOCABULARY, *_STAGES)
 #: The part of tensor parallelism over which experts are split, if `ep` takes some of its ranks.
 EXPERT_PART = "tpe"
 #: The part of tensor parallelism over which KV heads are replicated, if there are too few.

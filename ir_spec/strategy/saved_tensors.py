@@ -28,6 +28,15 @@ class SavedTensorsRule(Record):
         rare=True,
         software=True,
     )
+    blocks: str = flagged(
+        "recompute_blocks",
+        "A checkpoint computes its block again up to the last operation that backward needs "
+        "(needed), or all of it (whole).",
+        choices=("needed", "whole"),
+        metavar="needed|whole",
+        rare=True,
+        software=True,
+    )
 
 
 class SavedTensorsOp(Statement):
@@ -42,6 +51,12 @@ class SavedTensorsOp(Statement):
 
     `first = needed`: an operation of PyTorch saves only what is needed for the gradients of those
     inputs that require one (tools/autograd/gen_variable_type.py: `guard_for`).
+
+    `blocks = whole`: a checkpoint without `early_stop` runs all of its block again
+    (torch/utils/checkpoint.py: `_checkpoint_hook.unpack_hook`), and takes what a list of
+    `stg.recompute` has kept where it comes to it. `needed`: it stops behind the last operation that
+    backward needs; what the list has kept of the others is there until the backward of the block
+    ends.
     """
 
     name, record = "stg.saved_tensors", SavedTensorsRule

@@ -340,6 +340,8 @@ class Statement(Declaration):
     #: stack may contain it; empty if it places values.
     subject: ClassVar[str] = ""
     training: ClassVar[str] = ""  # why a step of serving has no use for it; empty if it has
+    #: Parameters that a job takes from a stack only if it does not state another one by itself.
+    unless_given: ClassVar[Mapping[str, str]] = {}
     _fields: ClassVar[tuple[_Field, ...]] = ()
 
     def __init_subclass__(cls) -> None:

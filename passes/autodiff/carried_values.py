@@ -24,7 +24,7 @@ from stagec.api import Builder, Operation, Region, Registry, Value, const, facto
 from stagec.ir.expr import is_quadratic
 from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import carried, enclosing
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Recasts, Stays
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.recompute import RecomputeRule
@@ -40,12 +40,14 @@ def hand_over(
     *,
     keep_inputs: bool = False,
     keep_idle: bool = True,
+    whole: bool = False,
 ) -> None:
     """Give the backward region all values of the forward region that it uses, in place. With
     `keep_inputs` a recomputed block keeps its inputs until its backward ends, and is recomputed at
-    once. With `keep_idle` values that the recompute list names are kept even if backward does not
-    use them."""
-    _HandOver(registry, forward, back).run(keep_inputs=keep_inputs, keep_idle=keep_idle)
+    once, up to the last operation that backward needs, or as a `whole`. With `keep_idle` values
+    that the recompute list names are kept even if backward does not use them."""
+    run = _HandOver(registry, forward, back).run
+    run(keep_inputs=keep_inputs, keep_idle=keep_idle, whole=whole)
 
 
 def pin_again(region: Region) -> None:
@@ -91,16 +93,13 @@ class _HandOver:
         #: Recomputed operations, with their places in forward.
         self._again: dict[Operation, int] = {}
 
-    def run(self, *, keep_inputs: bool, keep_idle: bool) -> None:
+    def run(self, *, keep_inputs: bool, keep_idle: bool, whole: bool) -> None:
         for op in list(self._back.body.walk()):
-            self._place = enclosing(op, self._back.body)
-            for index, value in enumerate(op.operands):
-                if value.region is self._forward.body:
-                    op.set_operand(index, self._use(value))
+            self._take_operands(op)
         if self._what.policy == "full_replay":
             self._replay_rest()
         if keep_inputs and self._what.policy in ("full", "full_replay"):
-            self._recompute_first()
+            self._recompute_first(whole=whole)
         if self._what.keep and keep_idle:
             self._keep_rest()
         if keep_inputs and self._what.policy in ("full", "full_replay"):
@@ -108,6 +107,17 @@ class _HandOver:
         for name, number in ((FIRST, self._what.layers), (EVERY, self._what.every)):
             if number and any(op.phase == "recompute" for op in self._back.body.ops):
                 self._back.attrs[name] = const(number)
+
+    def _take_operands(self, op: Operation) -> None:
+        """Give an operation of backward its operands of forward; a discard of what is only saved
+        ends where that is computed again."""
+        self._place = enclosing(op, self._back.body)
+        if op.flag("saved") and self._get(op.operands[0]).producer is not None:
+            op.erase()
+            return
+        for index, value in enumerate(op.operands):
+            if value.region is self._forward.body:
+                op.set_operand(index, self._use(value))
 
     def _use(self, value: Value) -> Value:
         """The value that backward uses for a forward value. Where only some iterations recompute
@@ -174,12 +184,14 @@ class _HandOver:
         self._again[copy] = op.position()
         self._back.body.insert(self._place.position(), copy)
 
-    def _recompute_first(self) -> None:
-        """Recompute all of a checkpoint in the order of forward, where backward first needs any of
-        it (`_checkpoint_hook.unpack_hook` of torch/utils/checkpoint.py), up to the last that it
-        needs (`_StopRecomputationError`): also operations that it does not need."""
-        body, first = self._back.body, min(map(Operation.position, self._again), default=0)
-        last = max(self._again.values(), default=0)
+    def _recompute_first(self, *, whole: bool) -> None:
+        """Recompute all of a checkpoint in the order of forward, before the first operation of
+        backward that reads a saved tensor or a parameter, which is one (`_checkpoint_hook.
+        unpack_hook` of torch/utils/checkpoint.py), up to the last that it needs
+        (`_StopRecomputationError`), or to the end of the block: also operations that it does not
+        need. What forward keeps beyond the last (`stg.discard`) is there then."""
+        body, first = self._back.body, self._first_unpacked()
+        last = len(self._forward.body.ops) - 1 if whole else max(self._again.values(), default=0)
         idle = [op for op in self._forward.body.ops[:last] if self._is_idle(op)]
         for op in idle:
             self._recompute(op)
@@ -187,9 +199,22 @@ class _HandOver:
             body.ops.remove(op)
             body.insert(place, op)
         made = [again for op in idle for r in op.results if not (again := self._inside[r]).uses]
+        copies = {self._inside[r].producer for op in idle for r in op.results}
+        kept = (self._inside.get(r) for op in self._forward.body.ops[:last] for r in op.results)
+        made += [v for v in kept if v and v.producer is None and {u for u, _ in v.uses} <= copies]
+        ends = self._forward.body.ops[last:-1]
+        held = [v for op in ends if op.has(Stays) for v in op.operands]
+        inside = (self._inside[v] for v in held if v in self._inside)
+        made += [again for again in inside if again.producer is not None]
         if made:
             ends = Operation(self._registry["stg.discard"], made, {"phase": "recompute"})
             body.insert(first + len(self._again), ends)
+
+    def _first_unpacked(self) -> int:
+        """The position of the first operation of backward that reads more than gradients."""
+        given = {*self._back.body.args[carried(self._back) :]}
+        reads = (op for op in self._back.body.ops if not given.isdisjoint(op.operands))
+        return min(map(Operation.position, (*reads, *self._again)), default=0)
 
     def _is_idle(self, op: Operation) -> bool:
         """Whether backward needs no result of an operation, and none is kept."""

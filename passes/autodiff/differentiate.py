@@ -170,6 +170,7 @@ class _TrainingStep:
         self.keeps_saved = strategy.one(SavedTensorsRule).until == "node"
         self.compiled = strategy.one(FusionRule).kind in COMPILED
         self.saves_needed = strategy.one(SavedTensorsRule).first == "needed"
+        self.whole_blocks = strategy.one(SavedTensorsRule).blocks == "whole"
         self.idle = idle_values(module)
 
     def run(self, loss: Value | None) -> None:
@@ -304,7 +305,7 @@ class _TrainingStep:
         if self.idle:
             erase_unused(region)  # so that unused values are not stashed
         keeps = {"keep_inputs": self.keeps_saved, "keep_idle": not self.compiled}
-        hand_over(self._registry, op, back, **keeps)
+        hand_over(self._registry, op, back, **keeps, whole=self.whole_blocks)
 
 
 class _Tape:
@@ -368,6 +369,8 @@ class _Tape:
     def _keep_saved(self, op: Operation, made: Sequence[Operation]) -> None:
         """Keep the activations that an op has saved until its last gradient op."""
         last = next((each for each in reversed(made) if not each.has(Free)), None)
+        if any(each.flag("saved") for each in made):
+            return
         saved = {v for v in (*op.operands, *op.results) if not is_of_parameter(v)}
         read = dict.fromkeys(v for each in made for v in each.operands if v in saved)
         if last is not None and (kept := [v for v in read if v not in last.operands]):

@@ -34,6 +34,7 @@ from stagec.ir.kernel import (
     EXTENTS,
     MARLIN,
     ON_HOST,
+    STAYS,
     TRITON,
     KernelShape,
 )
@@ -212,6 +213,8 @@ class KernelForms:
                 return ON_HOST
             if where := op.text("continues", ""):
                 return f"{CONTINUES}_{where}"
+            if {"once", "kept"} & op.attrs.keys():
+                return STAYS
             if op.text("to", "") in ONE_SCALE and op.has(Recasts) and casts_twice(op):
                 read = DTYPE_BYTES[op.operands[0].tensor.dtype] * (2 if op.flag("searched") else 1)
                 return f"{CASTS}{read}"

@@ -6,7 +6,7 @@ from stagec.api import Builder, Operation, Region, Value
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.kernel import TURNS
-from stagec.ir.traits import Recalls, View
+from stagec.ir.traits import Recasts
 from stagec.ir.types import EIGHT_BITS, FOUR_BITS
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.contraction import Einsum
@@ -60,5 +60,6 @@ def _is_sent(value: Value) -> bool:
         return value.index < len(outer.operands) and _is_sent(outer.operands[value.index])
     if owner.region is not None:
         return _is_sent(owner.region.terminator.operands[value.index])
-    same = bool(owner.operands) and (owner.has(View) or owner.has(Recalls))
-    return isinstance(owner.definition, Collective) or (same and _is_sent(owner.operands[-1]))
+    same = (v for v in owner.operands if v.tensor.dtype == value.tensor.dtype)
+    moves = not owner.has(Recasts)  # other ops copy elements of few bits
+    return isinstance(owner.definition, Collective) or (moves and any(map(_is_sent, same)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import stacked_outside
+from stagec.ir.rewrite import enclosing, stacked_outside
 from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats, Terminates
 from stagec.ir_spec.ops.comm import (
     AllReduce,
@@ -92,6 +92,8 @@ class CopyGradients(Pass):
             for op in func.body.walk():
                 if op.has(Repeats) and op.phase == "backward":
                     reduce_inner_units(op.body)
+            if func.flag("consumed"):
+                update_behind_reductions(func.body)
 
 
 def reduce_before_casts(reduction: Operation, made_in: str) -> None:
@@ -223,6 +225,18 @@ def keep_reduced(module: Module, reduction: Operation) -> None:
         kept = stacked_outside(reduction.results if cast else reduction.operands)
         last = next((op for op in region.ops if op.phase == "optimizer"), region.terminator)
         module.before(last, loc=reduction.loc, phase="backward").op("stg.discard", kept, types=())
+
+
+def update_behind_reductions(region: Region) -> None:
+    """Move updates in backward behind the reduction of their gradients and the last other use of
+    their parameters, in place: `foreach_reduce` runs the hooks of parameters."""
+    for op in [op for op in region.ops[:-1] if op.phase == "optimizer"]:
+        users = (u for v in op.operands if v.producer is None for u, _ in v.uses)
+        read = [enclosing(u, region) for u in users if u is not region.terminator and u is not op]
+        made = [v.producer for v in op.operands if v.producer is not None]
+        if made:
+            region.ops.remove(op)
+            region.insert(1 + max(map(Operation.position, (*read, *made))), op)
 
 
 def outside_repeats(op: Operation) -> Region:

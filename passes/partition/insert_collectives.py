@@ -26,8 +26,9 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.module import uncast
 from stagec.ir.rewrite import carried
-from stagec.ir.traits import FinalGradient, Recalls, Repeats
+from stagec.ir.traits import FinalGradient, Free, Recalls, Repeats
 from stagec.ir_spec.ops.comm import AllGather, Collective
+from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.sharding.assignment import (
     MAKE_PARTS,
     accepted_splits,
@@ -84,9 +85,28 @@ def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
     it gathers it again. Values that forward exchanged or reduced are always reused. Raises
     `DiagnosticError` where a placement cannot be reached.
     """
+    until = read_strategy(module).one(SavedTensorsRule).until
     for func in module.functions:
         _Inserter(module, save_gathered).region(func.body)
         _keep_moved(func.body, save_gathered=save_gathered)
+        if until == "node":
+            _gather_first(func.body)
+
+
+def _gather_first(region: Region) -> None:
+    """Gather the gradients that the backward of a block takes before it computes the block again,
+    in place: in PyTorch these gathers are nodes of the graph, before the first that unpacks a saved
+    tensor."""
+    for op in region.ops:
+        if op.region is not None:
+            _gather_first(op.region)
+    again = (op for op in region.ops if op.phase == "recompute" and not op.has(Free))
+    first = next(again, None)
+    taken = {*region.args[: carried(region.owner)]} if first is not None else set()
+    for op in [op for op in region.ops if isinstance(op.definition, AllGather)]:
+        if first and op.position() > first.position() and taken.issuperset(op.operands):
+            region.ops.remove(op)
+            region.insert(first.position(), op)
 
 
 class _Inserter:

@@ -8,9 +8,9 @@ from stagec.sharding.gathers import is_of_parameter
 
 
 class KeepInputs(Pass):
-    """Keep gathered inputs of split products in forward until the reduction of the result computed
-    from them, and other inputs of a product until its own reduction, as `stg.tp_inputs[until =
-    module]` states.
+    """Keep inputs of split products, gathered and before, in forward and where backward computes it
+    again, until the reduction or the gather of the result computed from them, and other inputs of a
+    product until its own reduction, as `stg.tp_inputs[until = module]` states.
 
     Before:
         stg.mesh @pod[tp]
@@ -36,7 +36,7 @@ class KeepInputs(Pass):
           %y = stg.einsum["bsd,df->bsf"](%x_g, %v) : bf16[B, S, F@tp]
           %z = stg.einsum["bsf,fd->bsd"](%y, %w) : bf16[B, S, D | sum(tp)]
           %z_s = stg.reduce_scatter[dim = 1, over = tp](%z) : bf16[B, S@tp, D]
-          stg.discard(%x_g, %y)
+          stg.discard(%x_g, %x, %y)
           stg.return(%z_s)
         }
     """
@@ -49,24 +49,30 @@ class KeepInputs(Pass):
     def run(self, module: Module) -> None:
         for func in module.functions:
             for region in {op.parent: None for op in func.body.walk() if op.parent is not None}:
-                _keep_inputs(module, region)
+                for phase in ("forward", "recompute"):
+                    _keep_inputs(module, region, phase)
 
 
-def _keep_inputs(module: Module, region: Region) -> None:
-    """In forward of a region, keep the inputs of each reduction over ranks until it ends."""
+def _keep_inputs(module: Module, region: Region, phase: str) -> None:
+    """In a phase of a region, keep the inputs of what each reduction or gather over ranks takes
+    until it ends."""
     gathered: dict[Value, set[Value]] = {}  # and the values computed from it
-    for op in [op for op in region.ops if op.phase == "forward"]:
+    for op in [op for op in region.ops if op.phase == phase]:
         for known in gathered.values():
             if not known.isdisjoint(op.reads()):
                 known |= {*op.results}
-        if isinstance(op.definition, AllGather) and not any(map(is_of_parameter, op.operands)):
-            gathered |= {copy: {copy} for copy in map(_copied, op.results)}
-        if isinstance(op.definition, AllReduce | ReduceScatter):
+        moves = isinstance(op.definition, AllGather) and not any(map(is_of_parameter, op.operands))
+        if moves or isinstance(op.definition, AllReduce | ReduceScatter):
             ready = [v for v, known in gathered.items() if not known.isdisjoint(op.operands)]
-            kept = dict.fromkeys([*ready, *(v for x in op.operands for v in _inputs(x))])
+            inputs = [] if moves else [v for x in op.operands for v in _inputs(x)]
+            kept = dict.fromkeys([*ready, *inputs])
             gathered = {v: known for v, known in gathered.items() if v not in kept}
             if kept:
-                module.after(op).op("stg.discard", [*kept], types=())
+                end = _copied(op.results[0]).producer or op
+                module.after(end).op("stg.discard", [*kept], types=())
+        for value, result in zip(op.operands, op.results, strict=True) if moves else ():
+            copy = _copied(result)
+            gathered |= {copy: {copy}, value: {copy}}
 
 
 def _copied(value: Value) -> Value:

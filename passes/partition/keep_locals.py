@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from stagec.api import Module, Operation, Pass, Phase, Region, Value, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Region, Strategy, Value, read_strategy
 from stagec.ir.rewrite import replace_op, stacked_outside
 from stagec.ir.traits import Accumulates, Recasts, Repeats
 from stagec.ir_spec.ops.contraction import Einsum
@@ -21,11 +21,11 @@ _FORMS = ("stock", "compiled")
 class KeepLocals(Pass):
     """Keep logits, before and after their cast, until a loss of the form `stock` is computed,
     because they are arguments of functions (`ForCausalLMLoss` of transformers, `cross_entropy_loss`
-    of torchtitan). Where the model computes the loss, keep the input of its head as well
-    (`hidden_states` of `LlamaForCausalLM.forward`). With a split vocabulary there is a further copy
-    of the logits, shifted by their maximum, until their log-softmax is computed (`_log_softmax` of
-    torch.distributed.tensor.parallel.loss). A `compiled` loss has logits as its argument, but no
-    name for their cast.
+    of torchtitan). Where the model computes the loss under autocast, which casts the input of its
+    head, keep that as well (`hidden_states` of `LlamaForCausalLM.forward`). With a split vocabulary
+    there is a further copy of the logits, shifted by their maximum, until their log-softmax is
+    computed (`_log_softmax` of torch.distributed.tensor.parallel.loss). A `compiled` loss has
+    logits as its argument, but no name for their cast.
 
     Under autocast, with the graph of PyTorch (`stg.saved_tensors[until = node]`) and recomputed
     blocks, keep the casts of parameters until forward ends: they are in the cache of autocast
@@ -64,7 +64,7 @@ class KeepLocals(Pass):
     def run(self, module: Module) -> None:
         for func in module.functions:
             strategy, every = read_strategy(module), list(func.body.walk())
-            inside = strategy.one(ShardUnitsRule).loss == "inside"
+            inside = strategy.one(ShardUnitsRule).loss == "inside" and _is_cast(strategy)
             form = strategy.one(LossRule).form
             for op in every if form in _FORMS else ():
                 if isinstance(op.definition, LogSoftmax | LogProbability):
@@ -80,7 +80,12 @@ def _casts_parameters(module: Module) -> bool:
     """Whether the graph of PyTorch saves tensors and autocast casts parameters."""
     strategy = read_strategy(module)
     graph = strategy.one(SavedTensorsRule).until == "node"
-    return graph and any(rule.on for rule in strategy.all(AutocastRule))
+    return graph and _is_cast(strategy)
+
+
+def _is_cast(strategy: Strategy) -> bool:
+    """Whether autocast casts: other casts are inside of modules, which name them no more."""
+    return any(rule.on for rule in strategy.all(AutocastRule))
 
 
 def _keep_logits(module: Module, op: Operation, *, inside: bool, eager: bool) -> None:

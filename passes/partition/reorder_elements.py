@@ -1,9 +1,10 @@
 """reorder-elements: adds the copies of collectives along dimensions other than the first."""
 
-from stagec.api import Module, Operation, Pass, Phase, read_strategy
+from stagec.api import Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir_spec.ops.comm import AllGather, AllSlice, ReduceScatter, operand_dim
 from stagec.ir_spec.ops.layout import Gradient
 from stagec.ir_spec.strategy.collectives import COPIED, CollectivesRule
+from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.sharding.gathers import is_of_parameter
@@ -54,6 +55,7 @@ class ReorderElements(Pass):
         strategy = read_strategy(module)
         gathers = strategy.one(TpInputsRule).gathers == "in_steps"
         sums = strategy.one(TpOutputsRule).policy == "in_steps"
+        eager = strategy.one(SavedTensorsRule).until == "node"
         for func in module.functions:
             for op in list(func.body.walk()):
                 if isinstance(op.definition, AllSlice) and op.phase == "optimizer":
@@ -62,9 +64,9 @@ class ReorderElements(Pass):
                     continue
                 blocks = set(op.names("over")) <= {*strategy.blocking}
                 if isinstance(op.definition, AllGather) and (blocks or not gathers):
-                    _copy_results(module, op)
+                    _copy_results(module, op, keep=eager)
                 elif isinstance(op.definition, ReduceScatter) and (blocks or not sums):
-                    _copy_operands(module, op)
+                    _copy_operands(module, op, keep=eager)
 
 
 def _copy_part(module: Module, part: Operation) -> None:
@@ -81,18 +83,27 @@ def _copy_part(module: Module, part: Operation) -> None:
     named[0].erase()
 
 
-def _copy_results(module: Module, gather: Operation) -> None:
-    """Copy the results of a gather, directly after it."""
-    b = module.after(gather)
+def _copy_results(module: Module, gather: Operation, *, keep: bool) -> None:
+    """Copy the results of a gather, directly after it, and `keep` its operands until then, as
+    `_copy_operands`."""
+    b, copied = module.after(gather), list[Value]()
     for index, value in enumerate(gather.results):
         if operand_dim(gather, index):
+            copied.append(gather.operands[index])
             value.replace_with(b.value("stg.reorder", [value], hint=f"{value.name}_o"))
+    if copied and keep:
+        b.op("stg.discard", copied, types=())
 
 
-def _copy_operands(module: Module, reduction: Operation) -> None:
-    """Copy the operands of a reduction, directly before it."""
-    b = module.before(reduction)
+def _copy_operands(module: Module, reduction: Operation, *, keep: bool) -> None:
+    """Copy the operands of a reduction, directly before it, and `keep` them until it ends, as the
+    callers of eager code do (torch/distributed/tensor/_redistribute.py:
+    `redistribute_local_tensor`)."""
+    b, copied = module.before(reduction), list[Value]()
     for index, value in enumerate(reduction.operands):
         if operand_dim(reduction, index):
+            copied.append(value)
             copy = b.value("stg.reorder", [value], hint=f"{value.name}_o")
             reduction.set_operand(index, copy)
+    if copied and keep:
+        module.after(reduction).op("stg.discard", copied, types=())

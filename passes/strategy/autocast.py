@@ -27,9 +27,12 @@ from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
+from stagec.ir_spec.ops.quantized import FORMATS
+from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
+from stagec.ir_spec.strategy.weights import WeightsRule
 from stagec.models import is_shipped
 
 #: The element type of parameters and of ops that need 32 bits.
@@ -78,13 +81,20 @@ class Autocast(Pass):
         strategy = read_strategy(module)
         wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
         rules = (r for r in strategy.all(AutocastRule) if r.on)
-        return wide and any(not (_is_left(strategy, r) and is_shipped(r.loc)) for r in rules)
+        return wide and any(not (_is_left(strategy) and is_shipped(r.loc)) for r in rules)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         once, rule = strategy.one(FusionRule).kind in COMPILED, strategy.one(AutocastRule)
-        if _is_left(strategy, rule):
+        if _is_left(strategy):
             remark = "'stg.autocast' changes nothing: this software leaves casts to its gathers"
+            module.diagnostics.remark(remark, rule.loc)
+            return
+        if _is_left_split(module, strategy):
+            remark = (
+                "activations are f32: this software casts nothing where ranks split the model, "
+                "unless they shard parameters too ('--zero 3')"
+            )
             module.diagnostics.remark(remark, rule.loc)
             return
         if rule.sharded == "left" and strategy.zero:
@@ -97,9 +107,16 @@ class Autocast(Pass):
         autocast(module, rule, once=once)
 
 
-def _is_left(strategy: Strategy, rule: AutocastRule) -> bool:
+def _is_left(strategy: Strategy) -> bool:
     """Whether the software does not cast because its parameters are sharded."""
-    return rule.sharded == "left" and strategy.zero == 3
+    return strategy.one(AutocastRule).sharded == "left" and strategy.zero == 3
+
+
+def _is_left_split(module: Module, strategy: Strategy) -> bool:
+    """Whether the software does not cast because ranks split parameters, or in a pipeline."""
+    dims = {str(dim.size) for param in module.parameters() for dim in param.tensor.dims}
+    split = strategy.pipeline is not None or any(dims & {*rule.dims} for rule in strategy.splits)
+    return split and strategy.one(AutocastRule).split == "left"
 
 
 def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
@@ -115,6 +132,9 @@ def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
 class _Caster:
     def __init__(self, module: Module, rule: AutocastRule, *, once: bool) -> None:
         self._module, self._rule, self._once = module, rule, once
+        strategy = read_strategy(module)
+        decodes = strategy.one(WeightsRule).format in FORMATS
+        self._wide_adapters = strategy.one(AdaptersRule).dtype == WIDE and not (once or decodes)
         self._cached: dict[tuple[Region | None, Value], Value] = {}
         self._parts: dict[Operation, Operation] = {}
         for op in module.main.body.walk():
@@ -161,7 +181,8 @@ class _Caster:
         if _adds_bias(op):
             self._cast(op, 1, op.operands[0].tensor.dtype)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
-        if len(kinds) > 1 or (op.has(Wide) and kinds and not op.flag("compiled")):
+        narrow = op.flag("compiled") or op.flag("complex")  # casts inside, and back
+        if len(kinds) > 1 or (op.has(Wide) and kinds and not narrow):
             for index, value in enumerate(op.operands):
                 if value.tensor.dtype in FLOATS:
                     self._cast(op, index, WIDE)
@@ -184,11 +205,24 @@ class _Caster:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
         alone = self._once or not isinstance(op.definition, Einsum)
         packed = {} if alone or is_joined(op) else _packed(op)
+        if self._wide_adapters and any("_lora_a" in v.name for v in op.operands):
+            self._cast_of_adapter(op)
         for index, value in reversed([*enumerate(op.operands)]):  # as GCC evaluates arguments
             if value.tensor.dtype == WIDE:
                 self._cast(op, index, self._rule.to)
                 if packed and not is_parameter(value):
                     self._copy(op, index, packed)
+
+    def _cast_of_adapter(self, op: Operation) -> None:
+        """Cast what an adapter takes to its type, before autocast casts it back: its module has
+        both until it returns."""
+        for index, value in enumerate(op.operands):
+            if value.tensor.dtype != WIDE:
+                wide, last = cast_to(self._before(op), value, WIDE), op
+                op.set_operand(index, wide)
+                while not isinstance(last.definition, Add):
+                    last = last.result.uses[0][0]
+                self._module.after(last, by=Autocast.name).op("stg.discard", [value, wide])
 
     def _cast(self, op: Operation, index: int, to: str) -> None:
         """Give an op an operand of this type."""

@@ -18,7 +18,6 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
-from stagec.ir.kernel import ALWAYS
 from stagec.ir.module import uncast
 from stagec.ir.rewrite import is_chosen_by
 from stagec.ir.traits import Repeats
@@ -57,10 +56,9 @@ class InsertFp8Casts(Pass):
     `mxfp8` and `nvfp4`, casts are `stg.quantize`, also those of gradients. With `nvfp4` the
     operands of weight gradients are multiplied by a random Hadamard matrix first (`hadamard`).
     With `weights = once`, casts of parameters that ZeRO-3 does not gather state for how many
-    microbatches their copies stay (`once`), and are no kernels of their own (`continues`); with
-    `stored`, others state that their copies are there (`kept`). With
-    `scaling = current` and `stg.fusion[none]` no other kernel looks for the largest element
-    (`searched`).
+    microbatches their copies stay (`once`); with `stored`, others state that their copies are there
+    (`kept`). With `scaling = current` and `stg.fusion[none]` no other kernel looks for the largest
+    element (`searched`).
 
     Before:
         stg.strategy @s {
@@ -152,9 +150,9 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, how: Ca
                 if how.quantize and to == HADAMARD and not weight:
                     attrs["hadamard"] = True
                 if weight and how.once:
-                    attrs |= {"once": how.once, "continues": ALWAYS}
+                    attrs["once"] = how.once
                 elif weight and how.kept:
-                    attrs |= {"kept": True, "continues": ALWAYS}
+                    attrs["kept"] = True
                 cast[value] = b.value(name, [value], attrs, hint=f"{value.name}_{to[:2]}")
             op.set_operand(index, cast[value])
         op.attrs |= {"to": dtype, "grad": types.gradients}

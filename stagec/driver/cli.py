@@ -117,6 +117,9 @@ class LazyGroup(click.Group):
             ]
             if owners:
                 message = f"No such option {option!r}. It is an option of: {', '.join(owners)}."
+                given = problem.ctx.command.params if problem.ctx else ()
+                if option == "--machine" and any("--limit" in p.opts for p in given):
+                    message += " --limit h100-sxm says whether a job fits."
             elif here := flag_here(option):
                 message = f"No such option {option!r}; {here}"
             elif len(option) == len("-t"):
@@ -136,10 +139,14 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="stagec")
 def cli() -> None:
-    """A compiler from symbolic LLM workloads to per-rank execution traces.
+    """Compile a training or serving step of an LLM to execution traces, and compute its cost:
+    FLOPs, communication, memory, seconds.
+
+        stagec time llama3-8b --tp 8 --machine h100-sxm
 
     Results go to stdout, everything else to stderr. Exit codes: 0 success, 1 invalid input (or
-    plug-in), 2 invalid usage, 70 a bug in stagec, 141 the output pipe was closed.
+    plug-in), a job that does not fit, traces that differ, 2 invalid usage, 70 a bug in stagec, 130
+    an interrupted search, 141 a closed output pipe.
     """
 
 

@@ -29,11 +29,13 @@ _OTHER_FILES: Mapping[str, str] = {
 
 #: Model types that are not read, and what of them is not modeled.
 NOT_MODELED: Mapping[str, str] = {
-    "deepseek_ref": "attention to keys that are compressed from several tokens",
-    "glm5_next": "several residual streams that each layer mixes",
+    "molmo": "a tower and a projector whose sizes only its code states",
+    "phi4_multimodal": "an encoder of sounds with convolutions (Conformer)",
+    "phi4mm": "an encoder of sounds with convolutions (Conformer)",
+    "glm5_next": "an indexer of pooled keys, and layers of delta nets on residual streams",
     "mistral_large4": "layers that take the latent keys of earlier ones",
-    "hy_v4": "several residual streams that each layer mixes",
-    "qwen4_exp": "several residual streams, and tables of n-grams",
+    "hy_v4": "residual streams that each layer reads and writes, but does not mix",
+    "qwen4_exp": "residual streams, and tables of n-grams",
     "kimi_k3": "residuals from the outputs of earlier blocks of layers",
     "xlstm": "cells with matrix memories",
     "blt": "patches of bytes that a model of their entropy forms",

@@ -11,7 +11,7 @@ from stagec.support.source import Source
 _READERS = (
     "llama llama_variants gpt windows mixture deepseek compressed shortcut sigmoid_experts "
     "gated_heads puzzle selected_heads gemma4 mamba falcon_h1 linear_attention recurrences "
-    "zamba encoders masked disentangled bart vision waves pyramids pairs diffusion "
+    "zamba encoders masked disentangled bart gemma_pairs vision waves pyramids pairs diffusion "
     "short_convolutions multimodal omni resampled llava"
 )
 _MODULES = [import_module(f"stagec.importers.families.{name}") for name in _READERS.split()]

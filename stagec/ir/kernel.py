@@ -28,6 +28,9 @@ CONTINUES, ALWAYS = "continues", "always"
 #: The mark of a kernel that copies a value of 8 bits so that products contract other dimensions,
 #: and that of a cast which writes this copy, followed by the bytes that it reads for an element.
 TURNS, CASTS = "turns", "casts_"
+#: The mark of a cast of a parameter whose copies stay over microbatches, which adds no kernel to
+#: each of them.
+STAYS = "stays"
 #: The families of devices whose products take 8-bit operands along any dimension, so that there are
 #: no such copies (NVIDIA/TransformerEngine, `nvte_is_non_tn_fp8_gemm_supported`: from sm100 on; XLA
 #: chooses layouts on TPUs).
@@ -48,7 +51,7 @@ def continues(form: str, family: str) -> bool:
     """Whether a kernel with this mark is part of another one, or does not exist, on devices of a
     family."""
     turns = form == TURNS and family in ANY_DIMENSION
-    return turns or form in (f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
+    return turns or form in (STAYS, f"{CONTINUES}_{ALWAYS}", f"{CONTINUES}_{family}")
 
 
 def moved_share(form: str, family: str) -> float:

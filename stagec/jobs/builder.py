@@ -34,7 +34,8 @@ from stagec.jobs.request.combine import (
     replicated_state,
 )
 from stagec.jobs.request.configurations import (
-    check_model,
+    check_parsed,
+    check_texts,
     configuration_name,
     import_configuration,
     is_configuration,
@@ -98,7 +99,7 @@ class JobBuilder:
     # -- the model ---------------------------------------------------------------------------------
 
     def _load(self) -> Module:
-        check_model(self.options.model)
+        check_texts(self.options.model, self.options.strategy)
         entry = library().get(self.options.model)
         source = self.session.remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
@@ -393,7 +394,7 @@ class JobBuilder:
     ) -> Iterator[Pass]:
         """Run the passes of `lower`, or of the pipeline `text`, and yield each pass before it runs.
         Raises `DiagnosticError`."""
-        pipeline = self.loaded.pipeline(self.pipeline_text() if text is None else text)
+        pipeline = self.loaded.pipeline(self.pipeline_text if text is None else text)
         names = [p.name for p in pipeline.passes]
         if until in names:
             end = names.index(until) + 1
@@ -408,21 +409,19 @@ class JobBuilder:
         for diagnostic in (*self.module.diagnostics.items, *self.repeated.remarks()):
             self.session.report(diagnostic)
 
+    @cached_property
     def pipeline_text(self) -> str:
         """The pipeline to run: the given one, or else that of the kind of step."""
         if self.options.pipeline is not None:
             return self.session.remember(Source(SPEC, self.options.pipeline)).text
+        check_parsed(self.module)
         if self.options.part:
             return self._pipeline_of_part()
         if self.serving is not None:
             return self.serving.passes
         trains = _trains(self.module)
         if not trains:
-            self.session.report(
-                Diagnostic(
-                    "the model has no 'param': only the forward pass is compiled", severity="remark"
-                )
-            )
+            self.session.remark("the model has no 'param': only the forward pass is compiled")
         return TRAIN if trains else FORWARD
 
     def _pipeline_of_part(self) -> str:

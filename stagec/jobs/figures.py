@@ -106,7 +106,7 @@ class CompiledJob:
 
 def _compiles_of(builder: JobBuilder) -> Compiles:
     """The compiles of the structure of a job: its model, axes, strategy, passes and plug-ins."""
-    module, options, pipeline = builder.module, builder.options, builder.pipeline_text()
+    module, options, pipeline = builder.module, builder.options, builder.pipeline_text
     serving = builder.serving
     same = pipeline
     if serving is not None and options.pipeline is None:
@@ -139,7 +139,7 @@ def _is_full(kept: Collection[Compiles]) -> bool:
 
 def compiled_of(builder: JobBuilder) -> Compiled:
     """Compile the module of a builder. Raises `DiagnosticError`."""
-    passes = builder.loaded.pipeline(builder.pipeline_text())
+    passes = builder.loaded.pipeline(builder.pipeline_text)
     return Compiled(
         builder.module,
         passes,

@@ -161,7 +161,7 @@ class Pods:
 
     def passes(self, pod: str) -> str:
         """The text of the pipeline of a pod."""
-        return ",".join((self.every[pod].pipeline_text(), *self._crossing(pod)))
+        return ",".join((self.every[pod].pipeline_text, *self._crossing(pod)))
 
     def _crossing(self, pod: str) -> Iterator[str]:
         """The passes by which values cross between a pod and the others."""
@@ -232,7 +232,7 @@ def one_group(options: JobOptions, session: Session) -> Module:
     from stagec.program.crossings import caches_of
 
     builder = JobBuilder(options, session)
-    _run_until_met(builder.passes(text=f"{builder.pipeline_text()},{_TAKES_OVER}"))
+    _run_until_met(builder.passes(text=f"{builder.pipeline_text},{_TAKES_OVER}"))
     module = builder.module
     batch = read_strategy(module).batch
     dims = [dim for _, cache, _, _ in caches_of(module) for dim in cache.tensor.dims]

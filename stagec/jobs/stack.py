@@ -207,6 +207,11 @@ def apply_stack(
             continue
         instead = given is not None  # then defaults of flags are replaced
         wanted.pop(_subject(op), None)
+        flags = line.definition.flag_names
+        stated = {n for n in op.attrs if given is None or flags.get(n) in given}
+        for name, other in line.definition.unless_given.items():
+            if other in stated:
+                wanted.pop(name, None)
         new = [n for n, value in wanted.items() if _give(op, n, value, instead=instead)]
         if new:
             origins[op] = line.origins(new)

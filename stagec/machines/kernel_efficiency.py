@@ -18,6 +18,8 @@ from stagec.machines.figures import DataType, Seconds, Share, Text
 #: How far two activities overlap: with 0, their times add up; with 1, the longer one remains.
 Overlap = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Many = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Whole = Annotated[int, Field(gt=0)]
+_Block = tuple[_Whole, _Whole]
 
 
 def _usual_rates() -> dict[DataType, float]:
@@ -46,7 +48,8 @@ _ALIKE: Mapping[str, str] = {"f16": "bf16", "f8e5m2": "f8e4m3", "i8": "f8e4m3"}
 
 class MatmulKernel(Text):
     """The constants of a library's product kernel that differ from those of `MatmulEfficiency`;
-    `source` is the source of the measurement."""
+    `source` is the source of the measurement. Products of up to `few` rows in all have the
+    constants of the kernel of the same name with `_few` behind it."""
 
     rate: dict[DataType, Share] = Field(default_factory=dict[DataType, Share])
     expanding: _Many | None = None
@@ -54,6 +57,8 @@ class MatmulKernel(Text):
     start: Seconds | None = None
     overlap: Overlap | None = None
     group: Seconds = 0.0
+    block: _Block | None = None
+    few: _Whole | None = None
     source: Annotated[str, Field(min_length=1)]
 
 
@@ -67,12 +72,13 @@ class MatmulEfficiency(Rates):
     bytes of each row and column: the latency of the memory divided by the number of loads in
     flight. `tile` is the time that a tile of 256 x 128 results adds to fill its pipeline and to
     write the results, `reduction` that of summing the parts of a split product, `group` that of
-    turning to the next matrix of a batch, in kernels that load a description of each. `expanding`
-    is the number of 4-bit weights that one processor converts to 16 bits per clock, in kernels that
-    multiply them by 16-bit activations, once for each block of `expanded_rows` rows; None if no
-    such kernel was measured: conversion then takes no time. `unaligned` is the share that each
-    further load adds to the computation if the bytes of a row are not a multiple of 16, so that a
-    load brings only a part of these; 0 if no such product was measured. `kernels` has the
+    turning to the next matrix of a batch, in kernels that load a description of each. `block` is
+    the only tile of a kernel, its rows and columns; by default all of a library are tried.
+    `expanding` is the number of 4-bit weights that one processor converts to 16 bits per clock, in
+    kernels that multiply them by 16-bit activations, once for each block of `expanded_rows` rows;
+    None if no such kernel was measured: conversion then takes no time. `unaligned` is the share
+    that each further load adds to the computation if the bytes of a row are not a multiple of 16,
+    so that a load brings only a part of these; 0 if no such product was measured. `kernels` has the
     differences of library kernels, by the names that nodes are marked with. Defaults are rounded
     means of H100 and B200; `step` and `tile` of A100 are three times as long.
     """
@@ -84,6 +90,7 @@ class MatmulEfficiency(Rates):
     tile: Seconds = 1e-6
     reduction: Seconds = 2.5e-6
     group: Seconds = 0.0
+    block: _Block | None = None
     expanding: _Many | None = None
     expanded_rows: int = Field(default=128, gt=0)
     expanding_fitted: str = ""
@@ -105,9 +112,15 @@ class MatmulEfficiency(Rates):
                 "start": self.start if kernel.start is None else kernel.start,
                 "overlap": self.overlap if kernel.overlap is None else kernel.overlap,
                 "group": kernel.group,
+                "block": kernel.block,
                 "kernels": {},
             }
         )
+
+    def of_rows(self, name: str, rows: int) -> str:
+        """The kernel that a library has for so many rows in all."""
+        kernel = self.kernels.get(name)
+        return f"{name}_few" if kernel is not None and rows <= (kernel.few or 0) else name
 
 
 class AttentionKernel(Text):

@@ -90,6 +90,7 @@ class _Runner(Allocations):
     def __init__(self, body: Region, env: Env, whole: bool, roots: Roots, sets: Sets) -> None:
         super().__init__(body)
         self._whole, self._freed = whole, body.owner.flag("freed")
+        self._consumed = body.owner.flag("consumed")  # updates run beside backward
         self._sums = MicrobatchSums(roots, sets)
         self._replays = True
         self._runs = 1  # how often the region at hand runs
@@ -102,7 +103,7 @@ class _Runner(Allocations):
         self._next: LayerStack | None = None  # the stack behind it, whose first gathers are, too
         self._received = ReceivedUnits()
         self._copied = False  # whether units are copied out of what calls receive
-        self._last_read = 0  # the last step that reads gathered parameters
+        self._last_read = 0  # the last step of forward in a module with gathered parameters
         self._staying: Sequence[Value] = ()  # buffers that stay until the next op of their kind
         self._orders = RepeatOrders(body, env, whole, self._budget)
 
@@ -111,7 +112,7 @@ class _Runner(Allocations):
         end = self._step(body.terminator, (), counts=False)
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
-        for buffer in () if body.owner.flag("consumed") else self.lives.buffers:
+        for buffer in () if self._consumed else self.lives.buffers:
             is_updated = "optimizer" in buffer.phases  # other values of backward end with the step
             if is_updated and buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end
@@ -196,7 +197,8 @@ class _Runner(Allocations):
             refs[value] = self._sums.at_once.get(home) or self._fixed(home)
         for value, operand in known.reused:
             refs[value] = refs[operand]
-        if self._staying and (known.stays or known.phase == "optimizer"):
+        ended = known.phase == "optimizer" and not self._consumed
+        if self._staying and (known.stays or ended):
             self._end_staying()
         number = self._step(known.op, known.made)
         for value in known.added:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stagec.ir.core import Operation, Value
 from stagec.ir.traits import AddsToSum, StaysUntilNext
+from stagec.ir_spec.ops.comm import AllGather, Reorder
 from stagec.memory.liveness import is_gathered
 from stagec.memory.sums import MicrobatchSums
 
@@ -33,7 +34,8 @@ class OpStorage:
     def of(cls, op: Operation, sums: MicrobatchSums) -> OpStorage:
         """The storage of the results of an operation that is no view."""
         phase, operands = op.phase, op.operands
-        gathered = phase == "forward" and any(map(is_gathered, operands))
+        in_module = isinstance(op.definition, AllGather | Reorder)  # of what a module returns
+        gathered = phase == "forward" and (in_module or any(map(is_gathered, operands)))
         about = op.has(StaysUntilNext), op.flag("copied_out"), op.flag("alone"), gathered
         storage = cls(op, operands, phase, *about)
         for value in op.results:

@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import Env, Expr, evaluate, total
 from stagec.ir.loads import planned_env
 from stagec.ir.module import Module
-from stagec.ir.traits import Recasts
+from stagec.ir.traits import Recasts, Terminates
 from stagec.ir.types import CACHED, WEIGHTS
 from stagec.ir_spec.ops.comm import CopyIn
 from stagec.memory.buffers import CATEGORIES, GRADIENTS, Buffer, Lifetimes, RunOp
@@ -182,6 +182,7 @@ class MemoryTimeline:
         self._env, self._planner, self._loc = planned_env(module), planner, func.loc
         self.order: RankActions = actions_of(module, func, stage)
         self._fixed, self.size = planner.fixed, planner.size
+        self._consumed = func.flag("consumed")
 
     @staticmethod
     def planner(module: Module, func: Operation, *, whole: bool = False) -> Sized:
@@ -257,6 +258,7 @@ class MemoryTimeline:
             return {}
         live = last = Counter(self.static())
         before: Counter[str] | None = None
+        updated = False
         for step, ends in run:
             if step.counts and step.op.phase != "forward":
                 before = before or Counter(live)
@@ -264,7 +266,10 @@ class MemoryTimeline:
             if self._planner.is_scheduled(step):
                 before = self._behind_forward(live)
             self._planner.count(live, ends, -1)
-            if step.counts and step.op.phase == "optimizer":
+            update = step.counts and step.op.phase == "optimizer"
+            updated |= update
+            beside = updated and self._consumed and not step.op.has(Terminates)
+            if update or beside:  # backward goes on behind updates beside it
                 last = Counter(live)
         return {"after_forward": before or last, "after_update": last}
 

@@ -9,7 +9,7 @@ chunk can then make it shorter.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import islice, product
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -123,13 +123,17 @@ class Chunk:
     """The repeated layers as one chunk that runs forward or backward: the start of its first
     computation and the end of its last one, and whether causes prove the time between, in
     picoseconds. For each stream, `enters` is the time after the first computation at which it must
-    be free, `leaves` the time after the last one for which it stays in use."""
+    be free, `leaves` the time after the last one for which it stays in use; `lead` is the time
+    before the first computation at which it must be free, as a negative number, `last` the time
+    from the end of the last one to that of the stream, which may be negative."""
 
     first: int
     end: int
     proven: bool
     enters: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
     leaves: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
+    lead: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
+    last: Mapping[Stream, int] = field(default_factory=dict[Stream, int])
 
     @property
     def length(self) -> int:
@@ -151,12 +155,20 @@ class ClassSpan:
     def gaps(self) -> list[int]:
         """The waits between two actions, by the phases of both: forward and forward, forward and
         backward, backward and forward, backward and backward."""
-        return [_gap(one, other) for one, other in product(self.chunks, self.chunks)]
+        every = product(self.chunks, self.chunks)
+        return [_gap(one.leaves, other.enters) for one, other in every]
+
+    @property
+    def inner(self) -> list[int]:
+        """The waits between two actions, the second of which also communicates before its first
+        computation."""
+        every = product(self.chunks, self.chunks)
+        leads = [_gap(one.last, other.lead) for one, other in every]
+        return [max(waits) for waits in zip(self.gaps, leads, strict=True)]
 
 
-def _gap(one: Chunk, other: Chunk) -> int:
-    both = one.leaves.keys() & other.enters.keys()
-    return max([0, *(one.leaves[s] - other.enters[s] for s in both)])
+def _gap(one: Mapping[Stream, int], other: Mapping[Stream, int]) -> int:
+    return max([0, *(one[s] - other[s] for s in one.keys() & other.keys())])
 
 
 def span_of(ran: Ran, before: int, many: int) -> ClassSpan | None:
@@ -190,12 +202,19 @@ def _chunk(ran: Ran, visits: Sequence[tuple[int, int]], phase: int) -> Chunk:
         stream = nodes.streams[at]
         if stream != COMPUTE and (start[at] >= end[first] or _of_data(stream)):
             enters[stream] = start[at] - start[first]
-    leaves = {
+    lead: dict[Stream, int] = {}
+    for at in islice(ran.chain(first, inside), 1, None):
+        stream = nodes.streams[at]
+        if stream == COMPUTE or _of_data(stream):  # parameters may be gathered earlier
+            break
+        lead[stream] = start[at] - start[first]
+    used = {
         stream: end[at] - end[last]
         for stream, at in nodes.after(last).items()
-        if end[at] > end[last] and not led.isdisjoint(ran.chain(at, inside))
+        if not led.isdisjoint(ran.chain(at, inside))
     }
-    return Chunk(start[first], end[last], True, enters, leaves)
+    leaves = {stream: time for stream, time in used.items() if time > 0}
+    return Chunk(start[first], end[last], True, enters, leaves, lead, used)
 
 
 def _of_data(stream: Stream) -> bool:
@@ -211,8 +230,10 @@ def action_times(few: Sequence[ClassSpan], many: Sequence[ClassSpan], more: int)
     """The times of the actions of a pipeline, the least of all classes, from probes of few and of
     many layers; the second has `more` layers more."""
     forward, backward = (_phase(few, many, more, phase) for phase in (_FORWARD, _BACKWARD))
-    gaps = [min(column) / PICOSECONDS for column in zip(*(s.gaps for s in few), strict=True)]
-    return ActionTimes((forward, backward), (Pair(*gaps[:2]), Pair(*gaps[2:])))
+    both = [s.gaps for s in few], [s.inner for s in few]
+    least = [[min(column) / PICOSECONDS for column in zip(*rows, strict=True)] for rows in both]
+    gaps, inner = ((Pair(*row[:2]), Pair(*row[2:])) for row in least)
+    return ActionTimes((forward, backward), gaps, inner)
 
 
 def _phase(

@@ -21,7 +21,7 @@ from stagec.searches.explore.layout import Layers
 from stagec.searches.explore.space import Space
 from stagec.searches.jobs import NOTHING, Evaluated, Probes, Run, Task
 from stagec.searches.neighbours import neighbours_of
-from stagec.searches.space import JobList, list_jobs
+from stagec.searches.space import REFUSED, JobList, list_jobs
 from stagec.serving.step import Step as ServingStep
 
 #: Characters of a message of the compiler that distinguish it from others.
@@ -278,7 +278,7 @@ class _Searching:
         question, answer = self._question, self._answer
         about = question.machine, question.limit, question.overlap, question.measured
         refused = [n for n in numbers if self._is_refused(n)]
-        answer.cut.update(f"refused by the compiler: {self._why(n)[:_LONG]}" for n in refused)
+        answer.cut.update(f"{REFUSED}{self._why(n)[:_LONG]}" for n in refused)
         self._skipped += len(refused)
         yield from ((n, None, NOTHING) for n in refused)
         jobs = [n for n in numbers if n not in refused]
@@ -287,7 +287,7 @@ class _Searching:
             answer.known[number] = evaluated
             if isinstance(evaluated, str):
                 self._refused.add(evaluated)
-                answer.cut[f"refused by the compiler: {evaluated[:_LONG]}"] += 1
+                answer.cut[f"{REFUSED}{evaluated[:_LONG]}"] += 1
                 yield number, None, NOTHING
             elif evaluated.seconds is None:
                 category = max(evaluated.memory, key=lambda c: evaluated.memory[c])

@@ -28,6 +28,8 @@ from stagec.searches.points import Jobs
 from stagec.support.diagnostics import Diagnostic, DiagnosticError
 
 R = TypeVar("R")
+#: The beginning of the reason for a point that does not compile.
+REFUSED = "refused by the compiler: "
 #: A knob that is not a flag: the sequences of a microbatch on a rank. It determines
 #: `--microbatches`.
 MICROBATCH = "microbatch_size"

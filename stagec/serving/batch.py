@@ -17,8 +17,9 @@ class Batch:
     tokens of a page, which stays as they grow: these begin a page in each step for which `-steps`
     is congruent to i. `ends` is a heap by last step, `order` has the running sequences in order of
     admission; both keep entries of sequences that have left. The scheduler last looked for new
-    requests at step `polled`. While the batch `delays` prompts, `waits` is the step since which
-    they wait, and whether they wait for requests of all groups.
+    requests at step `polled`; `late` are its looks since then among the steps in flight, and the
+    requests that have arrived after the last of these. While the batch `delays` prompts, `waits` is
+    the step since which they wait, and whether they wait for requests of all groups.
     """
 
     phases: list[int]
@@ -31,6 +32,7 @@ class Batch:
     )
     order: list[tuple[int, ServedRequest]] = field(default_factory=list[tuple[int, ServedRequest]])
     polled: int = 0
+    late: tuple[int, int] = (0, 0)
     waits: tuple[int, bool] = (0, False)
     delays: bool = False
 
@@ -43,6 +45,24 @@ class Batch:
     def begun(self) -> int:
         """The number of pages that sequences begin in the next step."""
         return self.phases[-self.steps % len(self.phases)]
+
+    # -- looks for new requests --------------------------------------------------------------------
+
+    def arrive(self, done: int, every: int) -> None:
+        """Count a request that arrives when `done` steps in flight are done."""
+        looks, late = self.late
+        now = (self.steps + done - self.polled) // every
+        self.late = now, late + 1 if now == looks else 1
+
+    def poll(self, every: int, unseen: int, *, now: bool) -> int:
+        """Note the last look after steps in flight, which is at each `every`-th step, and `now` if
+        so. Returns how many of the requests that were not seen before still are not."""
+        since, (looks, late) = self.steps - self.polled, self.late
+        self.late = 0, 0
+        if not now and since < every:
+            return unseen
+        self.polled = self.steps - (0 if now else since % every)
+        return late if not now and looks == since // every else 0
 
     # -- membership --------------------------------------------------------------------------------
 

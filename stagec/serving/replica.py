@@ -155,6 +155,8 @@ class Replica:
         """Cut the steps in flight, if they only decode, to where a request that has just arrived
         may be admitted. Returns whether they end sooner than before."""
         rule = self.scheduler
+        if rule.poll > 1 and self.way is not None:
+            self._batch.arrive(self.way.done(now), rule.poll)
         overtakes = rule.gather or rule.balance or self.adapters  # or goes with those before it
         if not self._has_place() or (len(self.waiting) > 1 and not overtakes):
             return False  # the first request of the queue has cut them
@@ -407,10 +409,7 @@ class Replica:
         tally.steps += way.count
         if batch.decoding and not (way.chunks and self.alone):
             self._advance(way.count)
-        every, since = self.scheduler.poll, batch.steps - batch.polled
-        if way.chunks or since >= every:  # the scheduler looks for requests
-            batch.polled = batch.steps - (0 if way.chunks else since % every)
-            self._unseen = 0
+        self._unseen = batch.poll(self.scheduler.poll, self._unseen, now=bool(way.chunks))
         prompts = [job for job, tokens in way.chunks if self._chunk(job, tokens, now)]
         return self._ended(now), prompts
 

@@ -9,7 +9,14 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, const, evaluate, fraction, numerator_and_denominator, symbol
 from stagec.ir.facts import Facts, Relation, divisible
 from stagec.ir.module import Module
-from stagec.ir_spec.strategy.axes import DATA_AXES, EXPERT_WIDTH, EXPERTS, SHARED_WIDTH, WIDTHS
+from stagec.ir_spec.strategy.axes import (
+    DATA_AXES,
+    EXPERT_WIDTH,
+    EXPERTS,
+    SHARED_WIDTH,
+    VOCABULARY,
+    WIDTHS,
+)
 from stagec.support.diagnostics import DiagnosticList, error
 from stagec.support.source import Loc, made_by
 
@@ -87,6 +94,8 @@ class Assumptions:
             whole = self._whole_experts(sizes, tried // evaluate(below, env)) if padded else ""
             shared = all(size.symbol_name == SHARED_WIDTH for size in sizes)
             whole += ", or --whole-shared-experts" if shared else ""
+            if all(size.symbol_name == VOCABULARY for size in sizes):
+                return f"{remedy}, or --pad-vocab 1 to pad the vocabulary"
             return f"{remedy}{whole}, or --pad-widths {below}" if padded else remedy
         remedy = f"choose {sizes[0]} as a multiple of {tried}"
         if (capacity := self._capacity()) is not None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Quoted, Region, Value
-from stagec.ir.expr import Expr, call, evaluate, product
+from stagec.ir.expr import ONE, Expr, call, evaluate, product
 from stagec.ir.module import Module
-from stagec.ir.queries import Divides, ask
+from stagec.ir.queries import Divides, IsPositive, ask
 from stagec.ir.rewrite import carried, enclosing, uses_of_weight
 from stagec.ir.rule import letters, parse_rule
 from stagec.ir.traits import Accumulates, Recasts, Repeats
-from stagec.ir.types import AxisUse, Dim, TensorType
+from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.shard import AT_REST
 from stagec.sharding.strategy import read_strategy
@@ -20,38 +20,51 @@ from stagec.sharding.strategy import read_strategy
 
 @dataclass(frozen=True)
 class PaddedShard:
-    """Adjacent dimensions of a parameter that are sharded as one, of `size` elements."""
+    """Adjacent dimensions of a parameter that are sharded as one, of `size` elements. If ranks have
+    parts of the first of them already, these are a dimension of their own, of `parts` elements,
+    before that one, and `size` is that of a part."""
 
     dims: tuple[int, ...]
     size: Expr
+    parts: Expr | None = None
+
+    def at(self, *, depth: int = 0) -> int:
+        """The sharded dimension of the parameter, or of a slice of it in `depth` repeats."""
+        return self.dims[0] - depth + (self.parts is not None)
 
     def type_of(self, type_: TensorType, *, depth: int = 0) -> TensorType:
         """The type of the parameter, or of a slice of it in `depth` repeats, with one dimension
-        instead of these."""
+        instead of these, or two if they are split already."""
         first, last = self.dims[0] - depth, self.dims[-1] - depth
-        return replace(type_, dims=(*type_.dims[:first], Dim(self.size), *type_.dims[last + 1 :]))
+        split = () if self.parts is None else (Dim(self.parts, type_.dims[first].split),)
+        behind = type_.dims[last + 1 :]
+        return replace(type_, dims=(*type_.dims[:first], *split, Dim(self.size), *behind))
 
 
 def padded_shard(
     param: Value, ranks: Expr, env: Mapping[str, int], rule: str
 ) -> PaddedShard | None:
     """The dimensions of a parameter that are padded so that shards over `ranks` are equal. None if
-    a dimension divides anyway, if sizes have no values, or if the padded rows are split already.
-    The rule `dim0` pads rows; `flat` pads all dimensions, or in a split parameter the longest run
-    of unsplit ones."""
+    a dimension divides anyway, if sizes have no values, or if a rank has a part of the padded rows
+    that is smaller than `ranks`, as of experts. The rule `dim0` pads rows; `flat` pads all
+    dimensions, or in a split parameter the longest run of unsplit ones."""
     uses = uses_of_weight(param)
     depth = min((d for *_, d in uses), default=0)
     by_rows = uses and rule == "dim0"  # without uses, layers and rows cannot be distinguished
     dims = _rows(param, uses) if by_rows else _whole_dimensions(param.tensor, depth, env)
-    if not dims or any(param.tensor.dims[i].split for i in dims):
+    shape = param.tensor.dims
+    if not dims or any(shape[i].split for i in dims[1:]):
         return None
-    elements = product(param.tensor.dims[i].size for i in dims)
-    if not (elements.symbols | ranks.symbols) <= env.keys():
+    parts = axis_size(shape[dims[0]].axes) if shape[dims[0]].split else None
+    rows = product(shape[i].size for i in dims) / (parts or ONE)
+    if not (rows.symbols | ranks.symbols) <= env.keys():
         return None
-    behind = (dim.size for dim in param.tensor.dims[depth:] if not dim.split)
-    if ask(Divides(ranks, elements), env) and any(ask(Divides(ranks, n), env) for n in behind):
+    if parts is not None and not ask(IsPositive(rows - ranks + 1), env):
         return None
-    return PaddedShard(dims, ranks * call("ceildiv", [elements, ranks]))
+    behind = (dim.size for dim in shape[depth:] if not dim.split)
+    if ask(Divides(ranks, rows), env) and any(ask(Divides(ranks, n), env) for n in behind):
+        return None
+    return PaddedShard(dims, ranks * call("ceildiv", [rows, ranks]), parts)
 
 
 def _whole_dimensions(type_: TensorType, depth: int, env: Mapping[str, int]) -> tuple[int, ...]:
@@ -92,7 +105,7 @@ def pad_parameter(module: Module, param: Value, shard: PaddedShard, axes: tuple[
     whole = shard.type_of(param.tensor)
     padded = Dim(shard.size, tuple(AxisUse(axis, AT_REST) for axis in axes))
     _view_users(module, param, shard, param.tensor, 0)
-    param.type = replace(whole.with_dim(shard.dims[0], padded), placed=True)
+    param.type = replace(whole.with_dim(shard.at(), padded), placed=True)
 
 
 def _view_users(
@@ -129,17 +142,25 @@ def _view(
         return
     b = Builder.before(module.registry, _first([op for op, _ in users], value.region))
     padded = replace(shard.type_of(value.tensor.inner, depth=depth), role="")
-    at, factors = shard.dims[0] - depth, [shape.dims[i].size for i in shard.dims]
-    joined = padded.with_dim(at, Dim(product(factors)))
-    attrs: dict[str, RawAttr] = {"dim": at, "size": product(factors), "again": True}
-    view = b.value("stg.slice", [value], attrs, type=joined, hint=f"{value.name}_own")
-    if len(factors) > 1:
-        row = letters(padded.rank + len(factors) - 1)
-        inner = row[at : at + len(factors)]
-        spec = Quoted(f"{row[:at]}({inner}){row[at + len(factors) :]}->{row}")
-        given: dict[str, RawAttr] = {"spec": spec, "again": True}
-        given |= {"factors": tuple(inner[:-1]), "sizes": tuple(factors[:-1])}
-        own = replace(value.tensor.inner, role="")
+    at, own = shard.at(depth=depth), replace(value.tensor.inner, role="")
+    sizes = [shape.dims[i].size for i in shard.dims]
+    sizes[0] = sizes[0] / (shard.parts or ONE)
+    part = padded.with_dim(at, Dim(product(sizes)))
+    attrs: dict[str, RawAttr] = {"dim": at, "size": product(sizes), "again": True}
+    view = b.value("stg.slice", [value], attrs, type=part, hint=f"{value.name}_own")
+    if own.rank != padded.rank or shard.parts is not None:
+        row = letters(padded.rank + len(sizes) - 1)
+        inner, before, behind = row[at : at + len(sizes)], row[:at], row[at + len(sizes) :]
+        split = (
+            row
+            if shard.parts is None
+            else f"{row[: at - 1]}({row[at - 1 : at + 1]}){row[at + 1 :]}"
+        )
+        joined = f"({inner})" if len(sizes) > 1 else inner
+        given: dict[str, RawAttr] = {"spec": Quoted(f"{before}{joined}{behind}->{split}")}
+        given |= {"again": True}
+        if len(sizes) > 1:
+            given |= {"factors": tuple(inner[:-1]), "sizes": tuple(sizes[:-1])}
         view = b.value("stg.reshape", [view], given, type=own, hint=f"{value.name}_parts")
     value.replace_with(view, users)
 

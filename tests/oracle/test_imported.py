@@ -70,10 +70,11 @@ UNSPLIT = (
 )
 PAIRED = ("clip", "metaclip_2", "siglip")
 #: Attention that no ring takes: to another sequence, with a bias, to selected keys.
-_CROSS = ("bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
+_CROSS = ("t5gemma", "bart", "whisper", "mbart", "plbart", "mvp", "blenderbot", "pegasus", "marian")
 _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
 _CONDITIONED = ("PixArtTransformer2DModel", "WanTransformer3DModel")
-_SELECTED = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3", "minimax_m3_vl_text")
+_COMPRESSED = ("deepseek_v4", "deepseek_ref")
+_SELECTED = ("deepseek_v32", "glm_moe_dsa", "minimax_m3", "minimax_m3_vl_text", *_COMPRESSED)
 GATHERED = (*_BY_DISTANCE, *_CROSS, *_CONDITIONED, *_SELECTED, "m2m_100")
 #: Attention to texts and images in one row, of which S are texts: they are gathered.
 JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel")
@@ -83,7 +84,7 @@ SQUARES = ("DiTTransformer2DModel", "SD3Transformer2DModel")
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7")
-_DELTAS = ("qwen3_5", "qwen3_5_moe")
+_DELTAS = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")
 _LINEAR = ("minimax", "minimax_text_01", "lfm2_vl", "lfm3", "bailing_hybrid", *_DELTAS)
 SCANNED = (*(n for n in SCANS if n not in ALONE), *_LINEAR)
 #: Nor is it for convolutions that see both sides.
@@ -125,7 +126,7 @@ def _options(model_type: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context(model_type: str, mode: str) -> dict[str, Any]:
-    no_heads = (*ONE_HEAD, "deepseek_v4")
+    no_heads = ONE_HEAD + _COMPRESSED
     few = model_type in {"ring": GATHERED + JOINT, "ulysses": no_heads}.get(mode, ())
     given: dict[str, Any] = {"cp": 2, "cp_mode": "all-gather" if few else mode} if mode else {}
     if given.get("cp_mode") == "ring" and model_type in (*SCANNED, *CONVOLVED, *SQUARES):

@@ -170,6 +170,9 @@ CASES = {
     "repeat_heads": Case(
         "%x: f32[B, S, G, E | param]", "%y = stg.repeat_heads[heads = H](%x)", "B, S, H, E"
     ),
+    "expand_heads": Case(
+        "%x: f32[B, S, G, E | param]", "%y = stg.expand_heads[heads = H](%x)", "B, S, H, E"
+    ),
     "gelu": Case(X, "%y = stg.gelu(%x)", "B, S, D"),
     "silu": Case(X, "%y = stg.silu(%x)", "B, S, D"),
     "swiglu": Case("%x: f32[B, 2, S, D | param]", "%y = stg.swiglu(%x)", "B, S, D"),

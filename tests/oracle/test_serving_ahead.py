@@ -33,7 +33,7 @@ def decode(drafts: int, **options: Any) -> JobOptions:
 
 def until(job: JobOptions, last: str) -> Module:
     builder = JobBuilder(job)
-    text = builder.pipeline_text()
+    text = builder.pipeline_text
     pipeline = loaded().pipeline(re.sub("draft-ahead{.*?},", "", text) if last != FIRST else text)
     if last == "plan-memory":
         pipeline = loaded().pipeline(text)

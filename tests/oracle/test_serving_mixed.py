@@ -42,7 +42,7 @@ def module_of(job: JobOptions, step: Step, groups: int, *, apart: bool = False) 
     builder = JobBuilder(
         job.changed(serve="mixed", sizes={**sizes, "B": groups}, step=str(step), sampling="none")
     )
-    text = re.sub("longest=[0-9]+", f"longest={POSITIONS}", builder.pipeline_text())
+    text = re.sub("longest=[0-9]+", f"longest={POSITIONS}", builder.pipeline_text)
     if apart:
         (only,) = step.classes
         assert builder.serving is not None

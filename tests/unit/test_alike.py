@@ -31,7 +31,7 @@ def _classes(name: str, *, shared: bool) -> tuple[list[RankClass], int]:
     if shared:
         compiled = compiled_of(builder)
     else:
-        passes = builder.loaded.pipeline(builder.pipeline_text())
+        passes = builder.loaded.pipeline(builder.pipeline_text)
         compiled = Compiled(builder.module, passes)
     classes = compiled.classes(builder.module.env)
     actions: list[Operation] = [

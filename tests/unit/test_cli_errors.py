@@ -274,7 +274,7 @@ HABITS = {
     "memory llama3-8b --set S=1e6": "found '1e6'; write 1000000",
     "memory llama3-8b --set S=131,072": "'072' is not NAME=VALUE; write numbers without commas",
     "memory llama3-8b --microbatches 1k": "'1k' is not a valid integer; write 1000 or 1024.",
-    "search llama3-8b --ranks 1,024 --machine h100": "integer; write numbers without commas.",
+    "search llama3-8b --ranks 1,024 --machine h100": "write 24, and large numbers without commas.",
     "memory llama3-8b --optimizer AdamW": "did you mean 'adamw'?",
     "memory llama3-8b --param-dtype bfloat16": "did you mean 'bf16'?",
     "memory llama3-8b --limit 80gb": "did you mean 80GB?",
@@ -284,6 +284,10 @@ HABITS = {
     "path of its config.json",
     "time gpt2 --machine 'NVIDIA H100 80GB HBM3'": "did you mean 'h100'?",
     "time gpt2 --machine ''": "error: --machine is empty",
+    "time gpt2 --machine h100 --sweep S=4,096": "found '096'; write numbers without commas",
+    "memory gpt2 gpt2": "STRATEGY is a .stg file with a stg.strategy; flags such as --tp 8",
+    "memory gpt2 --html a.png": "give --html a.html",
+    "import meta-llama/Llama-3.1-70B": "nothing is downloaded: give the path of a model's config",
     "memory job.yaml": "write jobs in TOML, as --print-job does",
     "time gpt2 --machine h100 --sweep foo=1": "nor a symbol; such as tp=1,2",
 }
@@ -316,6 +320,16 @@ def test_an_adapter_names_its_model(tmp_path: Path) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_text('{"base_model_name_or_path": "a/b"}', encoding="utf-8")
     assert "give the config.json of 'a/b', and --lora" in stagec("import", str(path)).err
+
+
+def test_a_dump_is_no_model(tmp_path: Path) -> None:
+    """It says which command goes on with it."""
+    dump = tmp_path / "shaped.stg"
+    text = "stg.module @m[phase = shaped] { stg.symbols[B = 4] stg.func @f(%x: bf16[B]) {\n"
+    dump.write_text(f"{text}%y = stg.gelu(%x) : bf16[B]\nstg.return(%y) }} }}", encoding="utf-8")
+    problem = stagec("time", dump, "--machine", "h100").err
+    assert f"{dump}:1:1: error: the module is shaped: a model is a text before" in problem
+    assert "run further passes with 'stagec opt FILE -p PASSES'" in problem
 
 
 def test_a_block_that_is_not_imported(tmp_path: Path) -> None:

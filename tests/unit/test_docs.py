@@ -20,6 +20,7 @@ import pytest
 
 from stagec.api import PassManager, Source, parse_module
 from stagec.ir.opdef import OpDef
+from stagec.ir.types import DTYPE_BYTES
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import DiagnosticError
 from stagec.testing import golden
@@ -135,6 +136,13 @@ def process(source: Source, passes: str) -> None:
     module = parse_module(source, LOADED.registry)
     if passes:
         PassManager(LOADED.pipeline(passes), known=LOADED.passes.values()).run(module)
+
+
+def test_the_language_lists_all_element_types() -> None:
+    lines = (ROOT / "ir_spec" / "stg.md").read_text("utf-8").splitlines()
+    (types,) = (line for line in lines if line.startswith("Element types:"))
+    named = {name for code in re.findall(r"`([^`]*)`", types) for name in code.split()}
+    assert named == set(DTYPE_BYTES)
 
 
 def test_there_are_blocks_of_every_kind() -> None:

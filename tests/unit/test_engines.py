@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -354,7 +355,7 @@ def test_experts_in_blocks_keep_their_kernels() -> None:
 #: Microseconds of experts of MiniMax-M2 over 4 ranks in kernels of Triton, equal loads, by tokens
 #: (aiconfigurator-core 0.12.0, vllm 0.22.0 and 0.24.0: none of these rows was used in a fit).
 TRITON_EXPERTS = {
-    "b200": (0.3, {4: 50.0, 64: 207.0, 2048: 479.0, 8192: 1538.0}),
+    "b200": (0.3, {4: 50.0, 64: 207.0, 80: 346.0, 256: 357.0, 2048: 479.0, 8192: 1538.0}),
     "h200": (0.15, {4: 65.0, 64: 269.0, 2048: 458.0, 8192: 1418.0}),
 }
 
@@ -368,15 +369,36 @@ def test_experts_in_kernels_of_triton_take_as_long_as_in_tables(machine: str) ->
         each = 8 * tokens / experts
         seconds: dict[str, float] = {}
         for form in ("triton_blocks", ""):
+            kernel = device.efficiency.matmul.of_rows(form, 8 * tokens)
             products = 0.0
             for n, k in ((768, 3072), (3072, 384)):
                 size = experts * (n * k + each * (k + 2 * n))
                 args = device, "f8e4m3", experts, each, n, k, size
-                products += float(matmul_seconds(*args, form=form))
+                products += float(matmul_seconds(*args, form=kernel))
             moved = 8 * tokens * (3 * 3072 + 9 * 384 + 2 * 3072)
             seconds[form] = products + float(memory_seconds(device, moved / 4)) * 4
         assert abs(seconds["triton_blocks"] * 1e6 / measured - 1) < within
         assert seconds[""] * 1e6 < 0.95 * measured
+
+
+def test_blocks_of_triton_follow_from_all_rows() -> None:
+    """On Blackwell blocks of 64 rows begin behind 512 rows, however many experts have them and
+    whatever the rows of an expert are rounded to; on Hopper nothing changes there."""
+    few, more = (
+        [
+            Kernel(
+                "matmul", "f8e4m3", (170, each, 768, 3072), rows * 2 * 768 * 3072, 170 * 768 * 3072
+            )
+            for each in (3, 4)
+        ]
+        for rows in (512, 520)
+    )
+    for machine, step in (("b200", 1.4), ("h200", 1.0)):
+        marked = [replace(k, form="triton_blocks") for k in (*few, *more)]
+        a, b, c, d = kernel_seconds(load_machine(machine), marked).tolist()
+        assert a == pytest.approx(b, rel=0.05)
+        assert c / a == pytest.approx(d / b, rel=0.05)
+        assert c / a >= step
 
 
 #: Microseconds of experts of DeepSeek over 4 ranks with TensorRT-LLM on GB200, equal loads, by

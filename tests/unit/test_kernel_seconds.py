@@ -586,3 +586,34 @@ def test_a_microbatch_adds_no_casts_of_parameters_that_stay(machine: str) -> Non
     assert added("once") < 0.985 * added("each")
     assert added("stored") == added("once")
     assert added("once", zero=3) == added("each", zero=3) > added("stored", zero=3)
+
+
+def test_hosts_issue_no_casts_of_parameters_that_stay() -> None:
+    """A small step waits for its host, which issues what is in the microbatch."""
+
+    def step(**how: Any) -> float:
+        sizes = {"L": 8, "B": 32, "S": 64}
+        job = stagec.job(
+            "llama3-8b", sizes=sizes, dp=1, microbatches=32, host_issue="1 ms", fp8="hybrid", **how
+        )
+        return float(job.time("h100-sxm").as_json()["step_seconds"])
+
+    products, microbatches = 7, 32
+    casts = 2 * 8 * products * microbatches
+    assert step(fp8_weights="each") - step(fp8_weights="once") == pytest.approx(
+        casts * 1e-3, rel=0.2
+    )
+
+
+@pytest.mark.parametrize("name", ["a100-80g", "h100-sxm", "gb200-nvl72"])
+def test_queries_split_over_ranks_have_no_cliffs(name: str) -> None:
+    """Ranks with balanced parts of a causal mask have blocks of all lengths, which fill processors
+    evenly: 2% more tokens take more time, but at most 6%."""
+    tokens = [round(65536 * 1.02**i) // 256 * 256 for i in range(60)]
+    kernels = [
+        Kernel("attention", "bf16", (1, 8, 1, s // 16, s, 128, 128), 0, 1 << 20, causal=True)
+        for s in tokens
+    ]
+    seconds = kernel_seconds(load_machine(name), kernels)
+    assert (seconds[1:] > seconds[:-1]).all()
+    assert (seconds[1:] < 1.06 * seconds[:-1]).all()

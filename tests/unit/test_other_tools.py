@@ -33,6 +33,13 @@ def test_what_an_option_is_here(flag: str, here: str | None) -> None:
     assert flag_here(flag) == here
 
 
+def test_a_device_of_memory_is_a_limit() -> None:
+    ran = stagec("memory", "gpt2", "--machine", "h100")
+    assert "an option of: compile" in ran.err
+    assert "--limit h100-sxm says whether a job fits" in ran.err
+    assert "--limit" not in stagec("check", "x", "--machine", "h100").err
+
+
 def test_a_name_of_several_letters_has_two_dashes() -> None:
     ran = stagec("time", "llama3-8b", "-tp", "8")
     assert (ran.code, "No such option '-t'; names of several letters" in ran.err) == (2, True)

@@ -438,6 +438,7 @@ def test_warnings_are_those_of_python() -> None:
     [
         ({"tpp": 2}, "no flag 'tpp'", "tp"),
         ({"tp": "many"}, "tp: 'many' is not a valid integer", "command line"),
+        ({"tp": True}, "tp: expects an integer, found True", "command line"),
         ({"print_strategy": True}, "no flag 'print_strategy'", "dashes"),
         ({"zero": 7}, "zero: 7 is not in the range", "command line"),
     ],
@@ -675,8 +676,8 @@ def test_wrong_figures_of_a_machine_are_errors(given: Any, says: str) -> None:
 
 
 def test_switches_take_what_the_command_line_takes() -> None:
-    """What is off by default has no `--no-`."""
-    assert stagec.job("llama3-8b", tp=8, sp=False).command == "llama3-8b --tp 8"
+    """What is off by default is turned off by a value: a stack may have it on."""
+    assert stagec.job("llama3-8b", tp=8, sp=False).command == "llama3-8b --tp 8 --sp off"
     words = stagec.job("llama3-8b", tp=8, sp=True, async_tp=False).command
     assert words == "llama3-8b --tp 8 --sp --no-async-tp"
     off: Any = {"async_tp": "off", "sp": "on"}

@@ -56,6 +56,14 @@ def written(folder: Path, quantization: Any) -> str:
     return str(path)
 
 
+def test_experts_may_have_a_type_of_their_own(tmp_path: Path) -> None:
+    path, quantization = tmp_path / "small.json", {"quant_method": "fp8"}
+    given = {**small("deepseek_v4"), "quantization_config": quantization, "expert_dtype": "fp4"}
+    path.write_text(json.dumps(given))
+    done = stagec("analyze", str(path), *DECODE)
+    assert "give --weight-dtype mxfp4 --weight-parts experts" in done.err
+
+
 @pytest.mark.parametrize("case", STORED)
 def test_a_server_warns_of_other_weights(case: str, tmp_path: Path) -> None:
     quantization, words = STORED[case]

@@ -182,6 +182,36 @@ def test_every_scheduler_serves_each_token_once(
     assert all(j.arrival < j.first <= j.last <= run.end for j in run.done)
 
 
+class SingleSteps(Replica):
+    """Chooses the requests of each step anew."""
+
+    def _chosen(self) -> tuple[list[tuple[ServedRequest, int]], int, int]:
+        chunks, delay, _ = super()._chosen()
+        return chunks, delay, 1
+
+
+@examples(300)
+@given(loads(), LIMITS, SCHEDULERS, st.one_of(st.none(), st.integers(1, 8)))
+def test_steps_of_one_choice_are_those_of_a_choice_each(
+    requests: list[Request], limits: ServerLimits, rule: SchedulerRule, concurrency: int | None
+) -> None:
+    """A request that arrives behind the last look of the steps in flight waits for the next one."""
+    runs = [
+        Simulation(
+            requests,
+            [kind(0, limits, Linear(), scheduler=rule)],
+            ROUTERS["least-loaded"],
+            concurrency=concurrency,
+        )
+        for kind in (Replica, SingleSteps)
+    ]
+    for run in runs:
+        run.run()
+    actual, expected = ([(j.number, j.first, j.last) for j in run.done] for run in runs)
+    assert sorted(actual) == sorted(expected)
+    assert runs[0].replicas[0].tally.steps == runs[1].replicas[0].tally.steps
+
+
 def first_tokens(*later: int, groups: int = 1, **how: Any) -> list[int]:
     """When requests have their first token, in nanoseconds: others come while the first one
     decodes, in steps of 1,000 ns and more."""

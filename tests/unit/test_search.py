@@ -467,13 +467,17 @@ def test_the_bound_of_a_pipeline_is_that_of_its_schedule(
 def test_what_an_action_leaves_delays_the_next() -> None:
     """The last of two stages runs F B F B: a wait between B and F counts once, one at a border of
     the model for each message of the way there and back, and a tail at the end; what is split or
-    runs both ways at once is not bounded."""
+    runs both ways at once is not bounded. Between F and B there is the head, so a wait of actions
+    that end and begin with layers does not count."""
     layers, shape = Layers(0, 2), PipelineBound("1f1b", 2, 2, 1)
     phases = PhaseTimes(1.0), PhaseTimes(2.0)
     plain = pipelined(layers, shape, ActionTimes(phases))
     assert plain == 1 + 2 * 3 + 2
     waits = Pair(), Pair(forward=0.25)
-    assert pipelined(layers, shape, ActionTimes(phases, waits)) == plain + 0.25
+    assert pipelined(layers, shape, ActionTimes(phases, inner=waits)) == plain + 0.25
+    beside_head = Pair(backward=0.25), Pair()
+    assert pipelined(layers, shape, ActionTimes(phases, inner=beside_head)) == plain
+    assert pipelined(layers, shape, ActionTimes(phases, beside_head)) == plain + 0.5
     assert pipelined(layers, shape, ActionTimes(phases), Pair(0.5, 0.125)) == plain + 0.625
     assert pipelined(layers, shape, ActionTimes(phases, tail=0.5)) == plain + 0.5
     assert pipelined(layers, shape, ActionTimes(phases), again=0.5) == plain - 0.5
@@ -780,6 +784,22 @@ def test_an_empty_space_is_reported() -> None:
     actual = stagec(*SMALL, "--tp", "3", "--ranks", "8")
     assert actual.code == 1
     assert "no strategy of the space can be compiled within the limits" in actual.err
+    assert "--print-space prints the space" in actual.err
+
+
+def test_a_text_that_does_not_compile_leads_to_the_whole_message(tmp_path: Path) -> None:
+    """The counts have the beginning of what the compiler says."""
+    file = tmp_path / "m.stg"
+    file.write_text(
+        "stg.module @m { stg.symbols[B, S = 8, D = 8, L = 2] stg.func @f(%x: bf16[B, S, D]) {\n"
+        "%y = stg.repeat @layers[count = L, carry = 1] (%h = %x) {\n"
+        "%w = stg.param : bf16[D, D]\nstg.yield() }\nstg.return(%y) } }",
+        encoding="utf-8",
+    )
+    words = "--ranks", "2", "--batch", "2", "--tp", "1", "--pp", "1", "--cp", "1", "--jobs", "1"
+    ran = stagec("search", file, "--machine", "h100", *words, "--no-cache")
+    assert (ran.code, "refused by the compiler: 'stg.repeat' carries 1" in ran.out) == (1, True)
+    assert "'stagec memory MODEL' prints the whole message" in ran.err
 
 
 def test_what_does_not_fit_is_reported_with_what_is_nearest() -> None:

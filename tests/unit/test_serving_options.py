@@ -262,3 +262,6 @@ def test_engines_pad_a_vocabulary_that_ranks_do_not_divide(flags: str, size: int
 def test_a_vocabulary_that_ranks_do_not_divide_is_refused_without_padding() -> None:
     ran = stagec("analyze", *DECODE, "--set", "V=65", "--tp", "2")
     assert (ran.code, "V = 65 does not divide over tp = 2" in ran.err) == (1, True)
+    remedy = "choose tp among 1, or another V, or --pad-vocab 1 to pad the vocabulary"
+    assert remedy in ran.err
+    assert stagec("analyze", *DECODE, "--set", "V=65", "--tp", "2", "--pad-vocab", "1").code == 0

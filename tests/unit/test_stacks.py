@@ -441,7 +441,7 @@ def test_tensor_parallel_steps_are_met() -> None:
     has one more where ranks do not divide the vocabulary."""
     actual = validate_memory("torch-tensor-parallel", Session()).errors
     judged = [e for e in actual if e.category == "activations" and e.error is not None]
-    assert len(judged) == 15 * 2
+    assert len(judged) == 17 * 2
     assert max(abs(each.error or 0) for each in judged) < 0.001
     updated = [e for e in actual if e.category == "gradients" and e.moment == "after_update"]
     assert all(each.ours == each.measured for each in updated if "1,001" not in each.row)
@@ -450,11 +450,12 @@ def test_tensor_parallel_steps_are_met() -> None:
 @pytest.mark.long
 def test_steps_of_adapters_are_met() -> None:
     """Of all rows of `validation/torch-adapters`; what is missing are counters, the scales of
-    scales of NF4 and inputs of checkpoints."""
+    scales of NF4, inputs of checkpoints, and under autocast those of a module in fp32."""
     actual = validate_memory("torch-adapters", Session()).errors
     assert len({each.row for each in actual}) == 22
     for each in actual:
-        assert abs(each.error or 0) < (0.006 if "checkpoints" in each.row else 0.001)
+        small = 0.052 if "autocast, checkpoints" in each.row else 0.006
+        assert abs(each.error or 0) < (small if "checkpoints" in each.row else 0.001)
     exact = [e for e in actual if e.category == "gradients"]
     assert all(each.measured == each.ours for each in exact)
 
@@ -478,7 +479,7 @@ def test_steps_of_experts_are_met() -> None:
 def test_steps_of_pipeline_stages_are_met() -> None:
     """Of all rows of `validation/torch-pipeline`; what is missing are tokens on ranks that do
     not take them. Of a split backward activations are 2.2% off, and with checkpoints, part of which
-    the last block of a chunk drops early, 3.3% at the peak."""
+    the last block of a chunk drops early, 3.7% at the peak."""
     actual = validate_memory("torch-pipeline", Session()).errors
     assert len({each.row for each in actual}) == 24
     for each in actual:
@@ -487,16 +488,16 @@ def test_steps_of_pipeline_stages_are_met() -> None:
         split = "zero bubble" in each.row
         again = split and "checkpoints" in each.row
         if each.category == "activations" and (each.moment == "peak" or not again):
-            assert abs(each.error or 0) < (0.033 if again else 0.022 if split else 0.004)
+            assert abs(each.error or 0) < (0.037 if again else 0.022 if split else 0.004)
         if each.category == "total":
-            assert abs(each.error or 0) < (0.023 if again else 0.01 if split else 0.0028)
+            assert abs(each.error or 0) < (0.025 if again else 0.01 if split else 0.0028)
 
 
 @pytest.mark.long
 def test_steps_of_context_parallel_ranks_are_met() -> None:
     """Of all rows of `validation/torch-context`, at the loss and in attention backward."""
     actual = validate_memory("torch-context", Session()).errors
-    assert len({each.row for each in actual}) == 7
+    assert len({each.row for each in actual}) == 8
     for each in actual:
         if each.category == "activations":
             assert abs(each.error or 0) < 0.0006
@@ -606,3 +607,19 @@ def test_parameters_in_32_bits_multiply_in_8_where_a_recipe_says_so(flags: tuple
         for more in ((), ("--fp8", "e4m3"))
     )
     assert eight["step_seconds"] < 0.95 * plain["step_seconds"]
+
+
+def test_a_job_that_states_autocast_has_it_with_split_parameters(tmp_path: Path) -> None:
+    """torchtitan leaves out its own autocast under tensor parallelism, not that of a job."""
+
+    def line(*words: str) -> str:
+        ran = stagec("memory", "llama3-8b", *words, "--stack", "torchtitan", "--print-strategy")
+        return next(n.strip() for n in ran.out.splitlines() if "stg.autocast" in n)
+
+    assert line("--tp", "4").startswith("stg.autocast[on, sharded = left, split = left]")
+    assert line("--tp", "4", "--autocast").startswith("stg.autocast[on, sharded = left]")
+    given = ("--tp", "4", "--autocast-attention", "cast")
+    assert "split = left" in line(*given)
+    text = tmp_path / "s.stg"
+    text.write_text("stg.strategy @s {\n  stg.autocast[on]\n}\n", encoding="utf-8")
+    assert line(str(text)).startswith("stg.autocast[on, sharded = left]")

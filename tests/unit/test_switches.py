@@ -71,7 +71,7 @@ def test_values_of_other_options_stay() -> None:
     assert options_of_compare("--sp -- off").model == "off"
 
 
-@pytest.mark.parametrize(("word", "said"), [("maybe", "strategy text, here 'maybe'"), ("=2", "on")])
+@pytest.mark.parametrize(("word", "said"), [("maybe", "no strategy file 'maybe'"), ("=2", "on")])
 def test_another_value_is_refused(word: str, said: str) -> None:
     flag = ["--ddp-copies" + word] if word.startswith("=") else ["--ddp-copies", word]
     ran = stagec("memory", *JOB, *flag)

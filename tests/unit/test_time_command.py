@@ -99,6 +99,15 @@ def test_a_step_beyond_its_threshold_exits_with_1() -> None:
     assert "--within is for one step of one job" in sweep.err
 
 
+def test_a_remark_on_the_pipeline_is_made_once(tmp_path: Path) -> None:
+    """The step and its memory are planned by one pipeline."""
+    file = tmp_path / "m.stg"
+    text = "stg.module @m {{ stg.symbols[B=4] stg.func @f(%x: bf16[B]) {{\n{}\n}} }}"
+    file.write_text(text.format("%y = stg.gelu(%x)\nstg.return(%y)"), encoding="utf-8")
+    ran = stagec("time", file, "--machine", "h100-sxm")
+    assert ran.err.count("only the forward pass is compiled") == 1
+
+
 def test_a_step_that_hosts_hold_up_says_so() -> None:
     """Of small work, on a machine whose hosts are known to be slow; not of large."""
     words = "--machine", "h100-sxm", "--no-levers", "--set", "L=2,B=1"

@@ -32,7 +32,8 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.base(x)
-        if not torch.is_autocast_enabled("cpu"):
+        decodes = isinstance(self.base, Linear4bit)  # peft/tuners/lora/bnb.py: requires_conversion
+        if not (decodes and torch.is_autocast_enabled("cpu")):
             x = x.to(self.lora_a.weight.dtype)
         return (y + self.lora_b(self.lora_a(x)) * self.scaling).to(y.dtype)
 

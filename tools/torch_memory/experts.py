@@ -16,10 +16,12 @@ _ALIGNMENT = 8
 
 
 class HuggingFaceExperts(nn.Module):
-    """`MixtralSparseMoeBlock` of transformers 5, with `grouped_mm_experts_forward`."""
+    """`Qwen3MoeSparseMoeBlock` of transformers 5, with `grouped_mm_experts_forward`; `wide` routers
+    leave their weights in fp32, as `MixtralTopKRouter`."""
 
-    def __init__(self, sizes: Mapping[str, int]) -> None:
+    def __init__(self, sizes: Mapping[str, int], *, wide: bool = False) -> None:
         super().__init__()
+        self.wide = wide
         d, m, self.count, self.top = sizes["D"], sizes["M"], sizes["E"], sizes["T"]
         self.gate = nn.Linear(d, self.count, bias=False)
         self.gate_up = nn.Parameter(torch.empty(self.count, 2 * m, d))
@@ -29,20 +31,29 @@ class HuggingFaceExperts(nn.Module):
         x = hidden.view(-1, hidden.shape[-1])
         scores = functional.softmax(self.gate(x).float(), dim=-1)
         weights, chosen = torch.topk(scores, self.top, dim=-1)
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-        return self._experts(x, chosen, weights.to(x.dtype)).view_as(hidden)
+        weights /= weights.sum(dim=-1, keepdim=True)
+        weights = weights if self.wide else weights.to(x.dtype)
+        return self._experts(x, chosen, weights).view_as(hidden)
 
     def _experts(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        tokens = torch.arange(len(x)).unsqueeze(1).expand(-1, self.top).reshape(-1)
-        order = torch.argsort(chosen.view(-1))
-        back = torch.argsort(order)
-        rows = x[tokens][order]
-        ends = torch.arange(1, self.count + 1, dtype=torch.int32) * (len(rows) // self.count)
-        both = torch._grouped_mm(rows, self.gate_up.transpose(-2, -1), offs=ends)
+        experts, order = torch.sort(chosen.reshape(-1))
+        weights = weights.reshape(-1)
+        rows = x[order // self.top]
+        weights = weights[order]
+        loads = torch.histc(experts.float(), bins=self.count, min=0, max=self.count - 1)
+        ends = torch.cumsum(loads, dim=0, dtype=torch.int32)
+        made = torch._grouped_mm(rows, self.gate_up.transpose(-2, -1), offs=ends)
+        made = self._gated(made)
+        made = torch._grouped_mm(made, self.down.transpose(-2, -1), offs=ends)
+        weighted = made * weights.unsqueeze(-1)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order))
+        weighted = weighted[back]
+        return weighted.view(len(x), self.top, -1).sum(dim=1).to(x.dtype)
+
+    def _gated(self, both: Tensor) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
-        made = torch._grouped_mm(functional.silu(gate) * up, self.down.transpose(-2, -1), offs=ends)
-        made = (made * weights.view(-1)[order].unsqueeze(-1))[back]
-        return made.view(len(x), self.top, -1).sum(dim=1).to(x.dtype)
+        return functional.silu(gate) * up
 
 
 class TorchtitanExperts(nn.Module):

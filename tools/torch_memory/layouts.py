@@ -87,13 +87,16 @@ def layout_of(run: TorchRun) -> Layout:
 
 
 def _checkpoint(model: nn.Module, run: TorchRun) -> None:
-    """Full checkpoints of blocks, of every n-th one (torchtitan's `_apply_layer_sac`)."""
-    default = ("full", 2) if run.flag("stack", "huggingface") == "torchtitan" else ("none", 0)
+    """Full checkpoints of blocks, of every n-th one (torchtitan's `_apply_layer_sac`); torchtitan
+    computes all of a block again (`ActivationCheckpoint.early_stop`)."""
+    titan = run.flag("stack", "huggingface") == "torchtitan"
+    default = ("full", 2) if titan else ("none", 0)
     policy = run.flag("recompute", default[0])
     every = run.flag("recompute_every", default[1] if "recompute" not in run.flags else 0) or 1
     if policy not in ("none", "full", "selective"):
         raise ValueError(f"{run.title}: no checkpoints are written down for '{policy}'")
-    given = {"context_fn": _selective} if policy == "selective" else {}
+    given: dict[str, Any] = {"context_fn": _selective} if policy == "selective" else {}
+    given["early_stop"] = not titan
     for name, block in model.layers.named_children() if policy != "none" else ():
         if (int(name) + 1) % every == 0:
             model.layers.register_module(name, checkpoint_wrapper(block, **given))

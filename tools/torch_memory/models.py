@@ -271,7 +271,9 @@ def outside_loss(logits: Tensor, labels: Tensor) -> Tensor:
 MODELS: Mapping[tuple[str, str], Callable[[TorchRun], nn.Module]] = {
     ("llama.stg", "huggingface"): partial(HuggingFaceDecoder, feed=FeedForward),
     ("llama.stg", "torchtitan"): partial(TorchtitanDecoder, feed=FeedForward),
-    ("mixtral.stg", "huggingface"): partial(HuggingFaceDecoder, feed=HuggingFaceExperts),
+    ("mixtral.stg", "huggingface"): partial(
+        HuggingFaceDecoder, feed=partial(HuggingFaceExperts, wide=True)
+    ),
     ("qwen3_moe.stg", "huggingface"): partial(
         HuggingFaceDecoder, feed=HuggingFaceExperts, head_norm=HuggingFaceNorm
     ),

@@ -246,7 +246,8 @@ def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -
     titan = run.flag("stack", "huggingface") == "torchtitan"
     sharded = run.flag("zero", 0) == 3
     cast = run.flag("param_dtype", "f32" if titan else "bf16") == "bf16"
-    autocast = run.flag("autocast", titan and not sharded and not cast)
+    split = run.flag("tp", 1) > 1 or run.flag("pp", 1) > 1
+    autocast = run.flag("autocast", titan and not sharded and not split and not cast)
     if run.flag("autocast_attention", "cast") != "cast":
         raise ValueError(f"{run.title}: attention of PyTorch {torch.__version__} casts")
     torch.set_default_dtype(torch.bfloat16 if cast and not autocast else torch.float32)

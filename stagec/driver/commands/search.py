@@ -19,6 +19,7 @@ from stagec.searches.answer import search
 from stagec.searches.options import SEARCH, search_command
 from stagec.searches.question import questions, space_text
 from stagec.searches.serving_space import SERVER
+from stagec.searches.space import REFUSED
 from stagec.support.diagnostics import DiagnosticError, error
 
 #: The options that need --serve server.
@@ -77,7 +78,8 @@ def command(**given: Any) -> int:
             log(f"interrupted before a strategy was found; {left:,} points are left: {_LESS}")
         return INTERRUPTED
     if not data["best"]:
-        raise _nothing(data["nearest"], serves=asked[0].base.serve is not None)
+        refused = any(reason.startswith(REFUSED) for reason in data["cut"])
+        raise _nothing(data["nearest"], serves=asked[0].base.serve is not None, refused=refused)
     return 0
 
 
@@ -110,14 +112,17 @@ def _servers(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _nothing(nearest: Mapping[str, Any] | None, *, serves: bool) -> DiagnosticError:
-    """The error of a search without an answer."""
+def _nothing(nearest: Mapping[str, Any] | None, *, serves: bool, refused: bool) -> DiagnosticError:
+    """The error of a search without an answer; `refused`: the compiler refused points."""
     from stagec.output.tables import bytes_text
 
     if nearest is None:
+        more = "--print-space prints the space"
+        if refused:
+            more = "'stagec memory MODEL' prints the whole message of the compiler"
         return error(
             "no strategy of the space can be compiled within the limits",
-            remedy="the counts above say why they were left out; --print-space prints the space",
+            remedy=f"the counts above say why they were left out; {more}",
         )
     needed, room = bytes_text(nearest["memory_at_least"]), bytes_text(nearest["room"])
     exact = f"{needed} per rank, the least of those compiled,"

@@ -64,6 +64,7 @@ def write_streams(
 @reads(
     "DeepSeek-V4",
     "deepseek_v4",
+    "deepseek_ref",
     features="keys compressed from several tokens, residual streams that layers mix",
 )
 def read_deepseek_v4(config: Config) -> ModelText:

@@ -10,6 +10,7 @@ from stagec.importers.common.sizes import read_size
 from stagec.importers.families import (
     deepseek,
     gated_heads,
+    linear_attention,
     llama,
     mixture,
     short_convolutions,
@@ -38,9 +39,10 @@ from stagec.importers.writing.towers import (
     with_positions,
 )
 
+_READERS = llama, mixture, windows, deepseek, gated_heads, short_convolutions, linear_attention
 _LANGUAGES = {
     name: family
-    for readers in (llama, mixture, windows, deepseek, gated_heads, short_convolutions)
+    for readers in _READERS
     for family in declared_in(readers.__name__)
     for name in family.model_types
 }

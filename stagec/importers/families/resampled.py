@@ -1,10 +1,11 @@
 """MiniCPM-V: language models of other families, and a tower of SigLIP whose patches a few queries
-attend to."""
+attend to, or which are merged twice."""
 
 from dataclasses import replace
 
 from stagec.importers.common.idle import siglip, tower_of
 from stagec.importers.common.sizes import read_size
+from stagec.importers.families.images_beside import language_of
 from stagec.importers.families.llama import read_llama, read_qwen2, read_qwen3
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -35,3 +36,34 @@ def read_minicpmv(config: Config) -> ModelText:
     idle.norm("resampler_q_norm resampler_kv_norm resampler_norm", "D")
     idle.matrix("projector", "D, D")
     return replace(idle.beside(), name="minicpmv")
+
+
+@reads("MiniCPM-V 4.6", "minicpmv4_6", features="Qwen3.5; SigLIP, patches merged in the tower")
+def read_minicpmv4_6(config: Config) -> ModelText:
+    """MiniCPM-V 4.6: attention in windows and a product merge patches behind a layer of the tower,
+    and `merger_times` further ones behind it."""
+    vision, spoken = tower_of(config), config.section("text_config")
+    if spoken is None:
+        raise config.refuse("text_config", "is missing: expected the language model")
+    text = language_of(config, spoken, "qwen3_5_text")
+    config.only("drop_vision_last_layer", False)
+    config.skip("insert_layer_id", "image_size", "patch_size", "downsample_mode")
+    rows, columns = vision.sizes("window_kernel_size", length=2, least=1) or (2, 2)
+    config.only("merge_kernel_size", [2, 2])
+    vision.word("model_type", among=("minicpmv4_6_vision",), default="minicpmv4_6_vision")
+    vision.skip("insert_layer_id")
+    idle = siglip(vision, text)
+    text.symbol("U_v", rows * columns * text.value("D_v"), "patches of a window")
+    text.symbol("J_v", rows * columns * text.value("F_v"), "inner widths of a window")
+    idle.norm("window_norm", "D_v")
+    idle.matrix("window_q window_k window_v window_o", "D_v, D_v", "D_v")
+    idle.norm("merger_norm", "U_v")
+    idle.matrix("merger_in", "U_v, J_v", "J_v")
+    idle.matrix("merger_out", "J_v, D_v", "D_v")
+    times = config.size("merger_times", default=1)
+    for number in range(1, times + 1):
+        width = "D" if number == times else "D_v"
+        idle.norm(f"projector{number}_norm", "4*D_v")
+        idle.matrix(f"projector{number}_in", "4*D_v, 4*D_v", "4*D_v")
+        idle.matrix(f"projector{number}_out", f"4*D_v, {width}", width)
+    return replace(idle.beside(), name="minicpmv4_6")

@@ -304,18 +304,22 @@ def _count(text: ModelText, kind: str, count: int) -> str:
 
 
 def order_text(order: Sequence[str]) -> str:
-    """An order of kinds in short form: `(5*local, global)*10, 2*local`, with the period that has
-    the shortest text."""
+    """An order of kinds in short form: `(5*local, global)*10, 2*local`, with the period, and the
+    layers before it, that have the shortest text."""
     best = _runs_text(order)
-    for period in range(2, len(order) // 2 + 1):
-        repeats = 1
-        while order[repeats * period : (repeats + 1) * period] == order[:period]:
-            repeats += 1
-        if repeats > 1:
-            rest = order[repeats * period :]
-            text = f"({_runs_text(order[:period])})*{repeats}"
-            text += f", {_runs_text(rest)}" if rest else ""
-            best = min(best, text, key=len)
+    for start in range(len(order) - 3):
+        if start and order[start - 1] == order[start]:
+            continue  # a run begins before
+        for period in range(2, (len(order) - start) // 2 + 1):
+            end = start + period
+            while order[end : end + period] == order[start : start + period]:
+                end += period
+            if end > start + period:
+                parts = [_runs_text(order[:start]), _runs_text(order[end:])]
+                inner = _runs_text(order[start : start + period])
+                repeats = f"({inner})*{(end - start) // period}"
+                text = ", ".join(filter(None, [parts[0], repeats, parts[1]]))
+                best = min(best, text, key=len)
     return best
 
 

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stagec.ir.module import Module
+from stagec.ir_spec.phases import Phase
 from stagec.jobs.session import Session
 from stagec.models import library
 from stagec.support.diagnostics import Diagnostic, error
@@ -46,6 +48,25 @@ def check_model(name: str, loc: Loc = UNKNOWN) -> None:
             loc,
             remedy=near
             or "'stagec models' lists the models; the config.json of any other is a model, too",
+        )
+
+
+def check_texts(model: str, strategy: str | None) -> None:
+    """Raise `DiagnosticError` for an unknown MODEL, and for a STRATEGY that is no file."""
+    check_model(model)
+    if strategy is not None and strategy != "-" and not Path(strategy).exists():
+        raise error(
+            f"no strategy file '{strategy}'",
+            remedy="STRATEGY is a .stg file with a stg.strategy; flags such as --tp 8 need none",
+        )
+
+
+def check_parsed(module: Module) -> None:
+    """Raise `DiagnosticError` for a module that passes have been run on, such as a dump."""
+    if module.phase != Phase.PARSED.label:
+        raise module.root.error(
+            f"the module is {module.phase}: a model is a text before all passes",
+            remedy="run further passes with 'stagec opt FILE -p PASSES', or give --pipeline",
         )
 
 
@@ -104,6 +125,9 @@ def quantized_checkpoint(path: str, session: Session) -> Diagnostic | None:
         if member is None or not isinstance(member.value, dict) or not member.value:
             continue
         format_ = _weight_dtype(member.value)
+        experts = section.get("expert_dtype") if isinstance(section, dict) else None
+        if experts is not None and experts.value == "fp4":  # DeepSeek-V4, whose blocks have 32
+            format_ = "mxfp4 --weight-parts experts"
         return Diagnostic(
             f"'{QUANTIZATION}': the checkpoint has quantized weights, this job has not",
             text.place(member.key_at, len(QUANTIZATION) + 2),
@@ -160,4 +184,9 @@ def _file(path: str) -> str:
             elif ADAPTER in names:
                 remedy = f"{path}/{ADAPTER} names the model: give its config.json, and --lora"
             raise error(f"folder {path} has no {CONFIG}", remedy=remedy)
+    elif path != "-" and not file.exists() and file.suffix != ".json":
+        raise error(
+            f"no file or folder '{path}'",
+            remedy="nothing is downloaded: give the path of a model's config.json",
+        )
     return str(file)

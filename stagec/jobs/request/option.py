@@ -76,6 +76,11 @@ class File(Kind[Path]):
     def read(self, text: str) -> Path:
         return path_of(text)
 
+    def of(self, given: Any) -> Path:
+        if not isinstance(given, str | os.PathLike):
+            raise ValueError(f"expects a path, found {given!r:.60}")
+        return super().of(given)
+
 
 class Switch(Kind[bool]):
     """On or off."""
@@ -112,11 +117,17 @@ class Whole(Kind[int]):
             hint = written_out(text)
             raise ValueError(f"'{text}' is not a valid integer{hint}.") from None
         if text.strip().startswith("0") and len(text.strip()) > 1:
-            raise ValueError(f"'{text}' is not a valid integer; write numbers without commas.")
+            hint = f"write {number}, and large numbers without commas"
+            raise ValueError(f"'{text}' is not a valid integer; {hint}.")
         below = self.least is not None and number < self.least
         if below or (self.most is not None and number > self.most):
             raise ValueError(f"{number} is not in the range {_range(self.least, self.most)}.")
         return number
+
+    def of(self, given: Any) -> int:
+        if isinstance(given, bool):
+            raise ValueError(f"expects an integer, found {given}")
+        return super().of(given)
 
 
 @dataclass(frozen=True)
@@ -330,10 +341,12 @@ class SizesType(Kind[dict[str, int | None]]):
                 not digits.isascii()
                 or not digits.isdigit()
                 or len(digits) > 19
+                or digits[0] == "0"
                 or not 0 < int(digits) < 1 << 63
             ):
                 expected = f"{name} expects a positive integer below 2^63"
-                raise ValueError(f"{expected}, found '{number}'{written_out(number)}")
+                comma = "; write numbers without commas" if re.match("0[0-9]", number) else ""
+                raise ValueError(f"{expected}, found '{number}'{written_out(number) or comma}")
             sizes[name] = int(digits)
         return sizes
 

@@ -41,6 +41,7 @@ class Page(ResultFile):
     """A page to write; with `plots`, FILE.svg and FILE.pdf write its plot alone."""
 
     def __init__(self, *, plots: bool) -> None:
+        self._plots = plots
         self._suffixes = (".html", ".htm", *(PLOTS if plots else ()))
 
     def read(self, text: str) -> Path:
@@ -50,7 +51,8 @@ class Page(ResultFile):
         if path.suffix and path.suffix.lower() not in self._suffixes:
             raise error(
                 f"--html writes a page, but '{path}' does not end in .html",
-                remedy=f"give --html {path.with_suffix('.html')}",
+                remedy=f"give --html {path.with_suffix('.html')}"
+                + (f", or {path.with_suffix('.svg')} for a plot" if self._plots else ""),
             )
         if path.suffix.lower() == ".pdf":
             pdf_writer()

@@ -51,11 +51,14 @@ class ActionTimes:
     """Seconds of the actions of a pipeline: of forward and of backward, None if not known.
 
     `gaps[a][b]` is the wait between the last computation of an action of phase a and the first one
-    of the next, of phase b. `tail` is the time of a layer after the last backward.
+    of the next, of phase b; `inner` is that between actions that end and begin with repeated
+    layers, where the next one also communicates before its first computation. `tail` is the time of
+    a layer after the last backward.
     """
 
     phases: tuple[PhaseTimes | None, PhaseTimes | None]
     gaps: tuple[Pair, Pair] = (NONE, NONE)
+    inner: tuple[Pair, Pair] = (NONE, NONE)
     tail: float = 0.0
 
     def exchanging(self, other: ActionTimes | None, tail: float) -> ActionTimes:
@@ -64,7 +67,8 @@ class ActionTimes:
         if other is None:
             return replace(self, tail=tail)
         (one, two), (first, second) = self.phases, other.phases
-        return ActionTimes((_exchanging(one, first), _exchanging(two, second)), other.gaps, tail)
+        phases = _exchanging(one, first), _exchanging(two, second)
+        return ActionTimes(phases, other.gaps, other.inner, tail)
 
 
 def _exchanging(mine: PhaseTimes | None, other: PhaseTimes | None) -> PhaseTimes | None:
@@ -75,7 +79,8 @@ def _exchanging(mine: PhaseTimes | None, other: PhaseTimes | None) -> PhaseTimes
 
 class _Action(NamedTuple):
     """An action: 0 for forward, 1 for backward; its rank, the kind of the action before it on the
-    rank, its stage, and the number of the action whose result it takes, or -1."""
+    rank (2: there is none; 3 or 4: one of kind 0 or 1 that ends outside of the repeated layers),
+    its stage, and the number of the action whose result it takes, or -1."""
 
     kind: int
     rank: int
@@ -117,7 +122,7 @@ def pipelined(
     parts = layers.of_parts(given)
     whole = given[0] >= layers.before, given[-1] >= layers.after
     takes = [_takes(phase, parts, whole) for phase in (forward, backward)]
-    ends = _ends(actions, takes, times.gaps, Pair(ready[0], ready[1] - again), shape.stages)
+    ends = _ends(actions, takes, times, Pair(ready[0], ready[1] - again), shape.stages)
     own = [sum(parts[rank :: shape.stages]) for rank in range(shape.stages)]
     return max(end + count * times.tail for end, count in zip(ends, own, strict=True))
 
@@ -134,15 +139,17 @@ def _takes(phase: PhaseTimes, parts: Sequence[int], whole: tuple[bool, bool]) ->
 def _ends(
     actions: Sequence[_Action],
     takes: Sequence[Sequence[float]],
-    gaps: tuple[Pair, Pair],
+    times: ActionTimes,
     ready: Pair,
     stages: int,
 ) -> list[float]:
     """The end of the last action of each rank. An action without a source has its input at once:
     source -1 is the last element of `inputs`, which stays 0."""
-    waits = *gaps, NONE
+    inner, outer = ((*gaps, NONE, *times.gaps) for gaps in (times.inner, times.gaps))
+    begins = 0, len(takes[0]) - 1  # stages whose forward or backward begins outside of the layers
     free, inputs = [0.0] * stages, [0.0] * (len(actions) + 1)
     for number, (kind, rank, before, part, source) in enumerate(actions):
+        waits = outer if part == begins[kind] else inner
         start = max(free[rank] + waits[before][kind], inputs[source])
         free[rank] = end = start + takes[kind][part]
         inputs[number] = end + ready[kind]
@@ -179,6 +186,7 @@ def _actions(name: str, stages: int, count: int, given: int) -> tuple[_Action, .
                     break
                 numbers[kind, part, action.microbatch] = len(ordered)
                 ordered.append(_Action(kind, rank, before[rank], part, source))
-                before[rank], moved = kind, True
+                is_last = part == (depth - 1, 0)[kind]
+                before[rank], moved = kind + 3 * is_last, True
                 waiting[rank] = next(actions, None)
     return tuple(ordered) if not any(waiting) else ()

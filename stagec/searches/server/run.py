@@ -42,6 +42,7 @@ from stagec.searches.server.servers import (
 from stagec.searches.server.verify import ServerOverTime, VerifyTask, over_time
 from stagec.searches.server.worker import ServerLoad, Worker, kind_of, timed_worker
 from stagec.searches.serving_space import SERVER, without_step
+from stagec.searches.space import REFUSED
 from stagec.searches.stack import as_written
 from stagec.support.diagnostics import DiagnosticError
 from stagec.time.costs.network import message_seconds
@@ -137,7 +138,7 @@ def _kinds(
     for number, task in enumerate(tasks):
         worker = workers[number]
         if worker.refused:
-            cut[f"refused by the compiler: {worker.refused[:60]}"] += 1
+            cut[f"{REFUSED}{worker.refused[:60]}"] += 1
         elif not worker.decode:
             cut["too much memory for one sequence"] += 1
         else:

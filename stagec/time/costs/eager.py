@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from stagec.ir.kernel import STAYS
 from stagec.ir.types import DTYPE_BYTES
 
 EAGER = "eager_"
@@ -106,4 +107,4 @@ def eager_kernels(form: str) -> tuple[EagerKernels, float] | None:
 def launches_of(form: str) -> int:
     """The number of kernels that a computation with this mark launches."""
     kernels = eager_kernels(form)
-    return 1 if kernels is None else kernels[0].launches
+    return int(form != STAYS) if kernels is None else kernels[0].launches

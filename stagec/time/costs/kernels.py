@@ -76,11 +76,16 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
 
 def _form(machine: Machine, kernel: Kernel) -> tuple[str, str]:
-    """The type and the name of the constants of a kernel: its own type and mark, or without a mark
-    those of the kernel of attention that the machine has for the scores of an indexer, and for a
-    few queries behind cached keys with heads of up to 256 elements. Caches are in 8 bits where a
-    kernel moves fewer than 3/2 bytes per element."""
+    """The type and the name of the constants of a kernel: its own type and mark, of products with
+    few rows the mark that the machine has for these. Attention without a mark has those of the
+    machine's kernel for the scores of an indexer, or for a few queries behind cached keys with
+    heads of up to 256 elements. Caches are in 8 bits where a kernel moves fewer than 3/2 bytes per
+    element."""
     own = kernel.dtype, kernel.form
+    if kernel.kind == "matmul" and kernel.form:
+        *_, n, k = kernel.extents
+        rows = kernel.flops // (2 * n * k)  # those of a batch are rounded
+        return kernel.dtype, machine.efficiency.matmul.of_rows(kernel.form, rows)
     if kernel.form or kernel.kind != "attention":
         return own
     if kernel.op == _INDEXER:
@@ -146,13 +151,9 @@ def _seconds(
         rows = np.array([kernel.transposed for kernel in kernels])
         return matmul_seconds(machine, dtype, batch, m, n, k, size, form=form, transposed=rows)
     batch, heads, kv_heads, queries, keys, qk, v = extents
-    causal = np.array([kernel.causal for kernel in kernels])
-    # queries that are split over ranks so as to balance the mask meet half of all keys on average
-    split = causal & (queries < keys)
     return attention_seconds(
-        *(machine, dtype, batch, heads, kv_heads, queries, np.where(split, keys / 2, keys)),
-        *(qk, v, size),
-        causal=causal & ~split,
+        *(machine, dtype, batch, heads, kv_heads, queries, keys, qk, v, size),
+        causal=np.array([kernel.causal for kernel in kernels]),
         windowed=np.array([kernel.windowed for kernel in kernels]),
         backward=kind == "attention_backward",
         form=form,
@@ -186,7 +187,8 @@ def matmul_seconds(
         a, b = the longer and the shorter one of compute and move
         seconds = start + a + (1 - overlap) b b / a + reduction [s > 1] + batch group
 
-    and the tile and split of least time are taken, as the heuristics of cuBLAS try to. `B` is the
+    and the tile and split of least time are taken, as the heuristics of cuBLAS try to; a kernel of
+    one `block` has no other tile. `B` is the
     bandwidth of the memory. `piece` are the bytes that a load brings: 16 where all rows are
     multiples of that, else 8, 4, 2 or 1, and 16 in 32 bits, which have no matrix units. A kernel
     that expands its weights from 4 to 16 bits does so for each block of rows (`expanded_rows`), and
@@ -206,7 +208,8 @@ def matmul_seconds(
     given = batch, m, n, k, size, transposed
     batch, m, n, k, size, summed_up = [np.asarray(a, dtype=float)[..., None] for a in given]
     c = machine.efficiency.matmul.of_kernel(form)
-    rows, columns = _TILES.T
+    shape = _TILES if c.block is None else np.array([c.block], dtype=float)
+    rows, columns = shape.T
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
     most = np.maximum(np.floor(k / _PART), 1)
     rest = k + (m - k) * summed_up
@@ -215,8 +218,9 @@ def matmul_seconds(
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
     summed = size + 8 * batch * m * n * parts
-    whole = _tiled(machine, c, dtype, tiles, k, size, loads, more).min(axis=-1)
-    split = _tiled(machine, c, dtype, tiles * parts, k / parts, summed, loads, more).min(axis=-1)
+    how = machine, c, dtype, shape.prod(axis=1)
+    whole = _tiled(*how, tiles, k, size, loads, more).min(axis=-1)
+    split = _tiled(*how, tiles * parts, k / parts, summed, loads, more).min(axis=-1)
     seconds: Floats = np.minimum(whole, split + c.reduction) + c.start + c.group * batch[..., 0]
     return seconds
 
@@ -251,17 +255,17 @@ def _tiled(
     machine: Machine,
     c: MatmulEfficiency,
     dtype: str,
+    results: Floats,
     tiles: Floats,
     k: Floats,
     size: Floats,
     loads: Floats,
     more: Floats,
 ) -> Floats:
-    """Seconds of tiles over k elements each, without the start; the last axis is the kind of tile.
-    A step takes `loads` times as long as with loads of 16 bytes, and `more` seconds are added to
-    the computation."""
+    """Seconds of tiles of `results` over k elements each, without the start; the last axis is the
+    kind of tile. A step takes `loads` times as long as with loads of 16 bytes, and `more` seconds
+    are added to the computation."""
     processors = machine.compute.processors.value
-    results = _TILES.prod(axis=1)
     depth = min(_STEP_BYTES / float(DTYPE_BYTES[dtype]), _STEP_MOST)
     one = 2 * results * depth * processors / (peak(machine, dtype) * c.of(dtype)) * loads
     waves = np.ceil(tiles / processors)
@@ -298,7 +302,8 @@ def attention_seconds(
     ceil(queries / R)`. Where kernels pack heads (`packed`), and always for a single query, as in
     decode, a block has queries of all heads that share keys: `N = batch kv_heads ceil(queries heads
     / kv_heads / R)`. A block meets `K = ceil(keys / 128)` tiles of keys; with a causal mask, and
-    blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`. A tile costs its products and its
+    blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`, also of ranks that split the
+    queries so as to balance the mask. A tile costs its products and its
     exponentials:
 
         products = 2 R 128 (qk' + v') P / (peak rate)
