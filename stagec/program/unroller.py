@@ -18,7 +18,7 @@ from stagec.ir.queries import IsPositive, NumberOf, ask, plain
 from stagec.ir.recompute_window import replays
 from stagec.program.buckets import Bucketed, BucketPiece, Filled, label, pieces, readiness
 from stagec.program.columns import Columns
-from stagec.program.groups import Channel, GroupAxes, channel_of, crosses_pods, group_axes
+from stagec.program.groups import Channel, channel_of, crosses_pods, group_axes
 from stagec.program.nodes import Node, Ref, Stack, item, last_node
 from stagec.program.sizes import Layered, OpNumbers
 from stagec.program.stamp import StampedValue, StepInstance, Stream, ValueRef, build
@@ -80,7 +80,6 @@ class Unroller:
         self._replays = True
         self._sent: Counter[Stream] = Counter()
         self._asked: set[Attr] = set()
-        self._groups: dict[Operation, GroupAxes] = {}
         self._columns = Columns()
         self._in_template = False
 
@@ -317,16 +316,11 @@ class Unroller:
             return self._buckets(op)
         return self._made(
             *(op, op.text("kind"), op.result.name),
-            group=self._group(op),
+            group=group_axes(op),
             blocking=op.flag("blocking"),
             after=self._behind_schedule(op),
             dealt=(self._count(op, "copies"), self._count(op, "groups")),
         )
-
-    def _group(self, op: Operation) -> GroupAxes:
-        if op not in self._groups:
-            self._groups[op] = group_axes(op)
-        return self._groups[op]
 
     def _joins_stages(self, op: Operation) -> bool:
         return not self._in_template and self._joined in op.names("group")
@@ -383,7 +377,7 @@ class Unroller:
             op.phase,
             self._sizes.buckets(op)[number],
             scope=scope,
-            group=self._group(op),
+            group=group_axes(op),
             bucket=True,
             op=op,
             deps=tuple(dict.fromkeys(p.node for p in inside if p.node is not None)),
