@@ -53,15 +53,9 @@ class StepsUnderWay:
 
 @dataclass(slots=True)
 class Tally:
-<<<<<<< HEAD
     """The counters of a replica: steps; tokens `computed` in chunks and `decoded` one by one;
     tokens of prompts that a prefix cache had (`hits`), and those of them `loaded` from tiers below
     the device, by name of the tier; cached tokens `lost` to preemptions and failures, which are
-=======
-    """The counters of a replica: steps; tokens `computed` in chunks and `decoded` one by one; those
-    of prompts that a prefix cache had (`hits`), and those of them `loaded` from tiers below the
-    device, by name of the tier; cached tokens `lost` to preemptions and failures, which are
->>>>>>> less12
     computed again; preempted and swapped requests; `adapters` loaded into slots."""
 
     steps: int = 0
