@@ -70,7 +70,8 @@ class Pipeline:
         count = run.flag("microbatches", 1)
         last = run.flag("pp", 1) * _chunks(run)
         tokens = run.sizes["B"] // count, run.sizes["S"]
-        dtype = torch.bfloat16 if run.flag("zero", 0) == 3 else next(parts[0].parameters()).dtype
+        narrow = run.flag("zero", 0) == 3 and run.flag("compute_dtype", "bf16") == "bf16"
+        dtype = torch.bfloat16 if narrow else next(parts[0].parameters()).dtype
         between = torch.empty(*tokens, run.sizes["D"], dtype=dtype, requires_grad=True)
         logits = torch.empty(*tokens, run.sizes["V"], dtype=dtype, requires_grad=True)
         ids = torch.zeros(*tokens, dtype=torch.int64)
