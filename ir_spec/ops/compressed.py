@@ -57,9 +57,9 @@ class Compress(_Compressing):
     softmax of `gate` [B, S, C] plus `bias` [rate, C]; further tokens at the end have no row.
 
     With `overlap`, C is 2 K, and row i is the mean over the first K channels of the tokens of row
-    i - 1 and the last K of its own: of 2 rate values, for the first row of rate (arXiv 2512.02556
-    has the indexer; the code is modeling_deepseek_v4.py of transformers). 8 FLOPs per element of
-    `kv`: bias, softmax, and the mean. A split sequence is gathered.
+    i - 1 and the last K of its own: of 2 rate values, for the first row of rate
+    (modeling_deepseek_v4.py of transformers). 8 FLOPs per element of `kv`: bias, softmax, and the
+    mean. A split sequence is gathered.
 
     With `state`, the last operand has keys and gates of the last rate or, with `overlap`, 2 rate
     tokens ([B, 2, .., C], token p at p modulo their number), and the second result those after the

@@ -10,7 +10,7 @@ from stagec.importers.common.positions import read_scaling
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
-from stagec.importers.writing.blocks import RMS, Experts, Norm
+from stagec.importers.writing.blocks import RMS, Experts
 from stagec.importers.writing.stack import Decoder, arguments, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 
@@ -32,7 +32,6 @@ class StreamLayer:
     text: ModelText
     parts: Sequence[tuple[str, Callee]]
     weights: str
-    norm: Norm = RMS
 
     def write(self, body: Body, x: str) -> str:
         """Append the layer on the streams `x`, and return the name of the result."""
@@ -42,7 +41,7 @@ class StreamLayer:
             write = self.text.use("streams", "N", function="write_streams")
             made = f"%x{number}, %write{number}, %mix{number}"
             body.do(f"{made} = stg.call @{read}({x})")
-            n = self.norm.write(body, f"n{number}", f"%x{number}", f"{name}_norm")
+            n = RMS.write(body, f"n{number}", f"%x{number}", f"{name}_norm")
             y = body.call(name[0], block, n)
             x = body.call(f"h{number}", write, x, y, f"%write{number}", f"%mix{number}")
         return x
@@ -174,7 +173,7 @@ def _experts(model: DecoderModel) -> Experts:
     config.only("norm_topk_prob", True)
     types = config.words("mlp_layer_types", among=("hash_moe", "moe"), length=model.count)
     hashed = config.count("num_hash_layers", default=3)
-    if (types.count("hash_moe") if types else hashed) and scores:
+    if types.count("hash_moe") if types else hashed:
         note = "Left out: tables by which the first layers choose the experts of a token."
         model.text.notes.append(note)
     number = config.count("n_shared_experts", default=1)
