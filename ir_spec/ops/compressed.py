@@ -71,7 +71,7 @@ class Compress(_Compressing):
     operands = ("kv", "gate", "bias", "state*")
     results = ("result", "last?")
     params = (RATE, _OVERLAP, STATE, PAST)
-    example = "%c = stg.compress[rate = 4](%x, %x, %b) : bf16[B, S/4, D]"
+    example = "%c = stg.compress[rate = 4](%x, %x, %b) : bf16[B, (S - S % 4)/4, D]"
     cost = 8
 
     def rule(self, op: Operation) -> Rule:

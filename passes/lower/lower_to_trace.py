@@ -160,7 +160,7 @@ class _Lowering:
         self._early = KernelsBesideGathers(parts, self._facts)
         self._nodes: dict[Value, Value] = {}
         self._more: dict[Value, list[Value]] = {}  # further nodes for which users wait
-        self._turned = TurnedOperands(self._deps)
+        self._turned = TurnedOperands()
         self._channels: dict[Operation, int] = {}
         self._idle = False  # inside iterations in which the rank does not work
 
@@ -329,7 +329,7 @@ class _Lowering:
         if op.flag("decoded"):
             (own, attrs), weight = decoding(op, attrs), self._deps(op.operands[1:])
             deps.append(b.value("et.comp", weight, own, hint=op.results[1].name))
-        deps += self._turned.before([op], b)
+        deps += self._turned.before([op], b, self._deps)
         return b.value("et.comp", deps, attrs, hint=name)
 
     def _kernel(self, ops: Sequence[Operation], b: Builder) -> None:
@@ -340,7 +340,7 @@ class _Lowering:
         node = self._beside_gather(ops, b)
         if node is None:
             attrs = self._attributes(ops)
-            deps += self._turned.before(ops, b)
+            deps += self._turned.before(ops, b, self._deps)
             node = b.value("et.comp", deps, attrs, hint=ops[-1].results[0].name)
         self._nodes.update(dict.fromkeys(inside, node))
 

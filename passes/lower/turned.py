@@ -1,6 +1,7 @@
 """Copies of operands that a collective sent in 8 or 4 bits, for products that sum up their rows."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from stagec.api import Builder, Operation, Region, Value
 from stagec.ir.builder import RawAttr
@@ -11,6 +12,8 @@ from stagec.ir.types import EIGHT_BITS, FOUR_BITS
 from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.sharding.work import viewed, work_of
+
+_Deps: TypeAlias = Callable[[Sequence[Value]], list[Value]]
 
 
 class TurnedOperands:
@@ -24,17 +27,17 @@ class TurnedOperands:
     pytorch/distributed.py: `_post_process_nvfp4_gather`).
     """
 
-    def __init__(self, deps: Callable[[Sequence[Value]], list[Value]]) -> None:
-        self._deps = deps
+    def __init__(self) -> None:
         self._nodes: dict[Value, Value] = {}
 
-    def before(self, ops: Sequence[Operation], b: Builder) -> list[Value]:
-        """The nodes for which the kernel of these operations waits in addition to its operands."""
+    def before(self, ops: Sequence[Operation], b: Builder, deps: _Deps) -> list[Value]:
+        """The nodes for which the kernel of these operations waits in addition to its operands.
+        `deps` gives the nodes of values."""
         values = dict.fromkeys(v for op in ops for v in _turned(op))
         for value in values:
             if value not in self._nodes:
-                deps, name = self._deps([value]), f"{value.name}_t"
-                self._nodes[value] = b.value("et.comp", deps, _copying(value), hint=name)
+                name = f"{value.name}_t"
+                self._nodes[value] = b.value("et.comp", deps([value]), _copying(value), hint=name)
         return [self._nodes[value] for value in values]
 
 

@@ -505,6 +505,23 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         "k": "bf16[B, S, K]",
         "w": "bf16[B, S, H]",
     },
+    "stg.compress": {"b": "f32[4, D]"},
+    "stg.compress_grad": {"dc": "bf16[B, S/4, D]", "b": "f32[4, D]"},
+    "stg.compressed_attention": {"k": "bf16[B, S, K]", "s": "f32[H]"},
+    "stg.compressed_attention_grad": {
+        "da": "bf16[B, S, H, K]",
+        "lse": "f32[B, H, S]",
+        "k": "bf16[B, S, K]",
+        "s": "f32[H]",
+    },
+    "stg.stream_weights": {"l": "f32[B, S, 4]", "s": "f32[1]", "b": "f32[4]"},
+    "stg.stream_weights_grad": {
+        "dr": "f32[B, S, 4]",
+        "l": "f32[B, S, 4]",
+        "s": "f32[1]",
+        "b": "f32[4]",
+    },
+    "stg.zero_weights_grad": {"dw0": "f32[B, S]"},
     "stg.put": {"dc": "bf16[B, D]"},
     **{
         f"stg.{name}": {

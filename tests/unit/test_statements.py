@@ -16,7 +16,7 @@ import pytest
 
 from stagec.driver.cli import cli
 from stagec.driver.shell.options import take_options, takes_job
-from stagec.driver.shell.sections import section_of
+from stagec.driver.shell.sections import JobCommand, section_of
 from stagec.ir.opdef import Registry
 from stagec.ir_spec.builtin import BUILTIN
 from stagec.ir_spec.strategy import STATEMENTS
@@ -136,7 +136,7 @@ def read(text: str) -> Strategy:
     return read_strategy(parse(text))
 
 
-@click.command()
+@click.command(cls=JobCommand)
 @takes_job
 def given_options(**given: Any) -> JobOptions:
     """The options of a job, as the command line gives them."""
