@@ -102,9 +102,11 @@ def _gather_first(region: Region) -> None:
             _gather_first(op.region)
     again = (op for op in region.ops if op.phase == "recompute" and not op.has(Free))
     first = next(again, None)
-    taken = {*region.args[: carried(region.owner)]} if first is not None else set()
+    if first is None:
+        return
+    taken = {*region.args[: carried(region.owner)]}
     for op in [op for op in region.ops if isinstance(op.definition, AllGather)]:
-        if first and op.position() > first.position() and taken.issuperset(op.operands):
+        if op.position() > first.position() and taken.issuperset(op.operands):
             region.ops.remove(op)
             region.insert(first.position(), op)
 

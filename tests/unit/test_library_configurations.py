@@ -157,7 +157,7 @@ def cases() -> Iterator[tuple[str, str]]:
             seen.add(model.text_name)
 
 
-@pytest.mark.parametrize(("name", "named"), cases())
+@pytest.mark.parametrize(("name", "named"), list(cases()))
 def test_it_is_its_configuration(name: str, named: str, tmp_path: Path) -> None:
     model, flags = library()[name], FLAGS[named]
     layers = {"L": 2} | ({"L_dense": 1} if "L_dense" in model.values else {})
