@@ -1,6 +1,6 @@
 """Contractions, sums and products: einsum, add, sum, broadcast, mul, scale, cast."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -380,6 +380,10 @@ class Cast(Elementwise):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to")]
+
+    def costs_read(self, op: Operation) -> Hashable:
+        """Whether a second copy is written, for other products."""
+        return casts_twice(op)
 
     def bytes_touched(self, op: Operation) -> Expr:
         if op.flag("kept"):

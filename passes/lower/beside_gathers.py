@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from stagec.api import Builder, Expr, Facts, Operation, Value, axis_size
+from stagec.api import Builder, Facts, Operation, Value, axis_size
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
+from stagec.ir.memo import MemoByType
 from stagec.passes.lower.steps import (
     ACTIVATIONS,
     Gathered,
@@ -16,10 +17,8 @@ from stagec.passes.lower.steps import (
 from stagec.sharding.work import viewed
 
 Attrs = dict[str, RawAttr]
-#: The attributes of the node of a computation.
-CostsOf = Callable[[Operation], Attrs]
 #: Attributes of the nodes for one step of a computation, and for all its other steps together.
-PartsOf = Callable[[Operation, str, Expr], tuple[Attrs, Attrs]]
+Parts = MemoByType[tuple[Attrs, Attrs]]
 NodesOf = Callable[[Sequence[Value]], list[Value]]
 AttrsOf = Callable[[Sequence[Operation]], Attrs]
 
@@ -29,7 +28,7 @@ class KernelsBesideGathers:
     gathered dimension: all but the last one overlap with the gather and use the parts that have
     arrived."""
 
-    def __init__(self, parts: PartsOf, facts: Facts) -> None:
+    def __init__(self, parts: Parts, facts: Facts) -> None:
         self._parts, self._facts = parts, facts
         #: By the first op of a kernel: the node of all steps but the last, and the attributes of
         #: the last.

@@ -8,6 +8,7 @@ from itertools import count
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, product, read_strategy
 from stagec.ir.expr import same
 from stagec.ir.kernel import ALWAYS
+from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import own_gathers
 from stagec.ir.rewrite import carried
 from stagec.ir.traits import (
@@ -107,11 +108,11 @@ class FuseKernels(Pass):
 def fuse_kernels(func: Operation, rule: FusionRule) -> list[list[Operation]]:
     """Number the kernels of several computations in a function, from 1. Returns these kernels."""
     fused = list[list[Operation]]()
-    numbers = count(1)
+    numbers, products = count(1), MemoByType(_is_product)
     for region in [func.body, *(op.region for op in func.body.walk() if op.region is not None)]:
         if any(op.definition.active(op) is not None for op in region.ops):
             continue  # some of its iterations leave some of its computations out
-        for kernel in list(_Fuser(region, rule).kernels()):
+        for kernel in list(_Fuser(region, rule, products).kernels()):
             number = next(numbers)
             fused.append(kernel)
             for op in kernel:
@@ -239,7 +240,8 @@ def _appends(kernel: Sequence[Operation]) -> bool:
 class _Fuser:
     """Groups the computations of a region into kernels, in program order."""
 
-    def __init__(self, region: Region, rule: FusionRule) -> None:
+    def __init__(self, region: Region, rule: FusionRule, products: MemoByType[bool]) -> None:
+        self._is_product = products
         self._region, self._kind, self._gradients = region, rule.kind, rule.gradients
         self._rows = rule.kind != "pointwise"
         self._products = rule.products
@@ -272,13 +274,13 @@ class _Fuser:
             yield self._kernel
 
     def _starts(self, op: Operation) -> bool:
-        if op in self._cached or (self._products and _is_product(op)):
+        if op in self._cached or (self._products and self._is_product(op)):
             return True
         if self._is_own_cast(op):
             return False
         if op.has(Fusible):
             return self._kind != "none" and (self._rows or not _by_rows(op))
-        return (self._kind == "epilogue" or self._gradients) and _is_product(op)
+        return (self._kind == "epilogue" or self._gradients) and self._is_product(op)
 
     def _joins(self, op: Operation) -> bool:
         """Whether an op can run in the current kernel and shares a value with it."""
@@ -286,10 +288,10 @@ class _Fuser:
         if op in self._cached or first in self._cached:
             both = op in self._cached and first in self._cached
             return both and op.phase == first.phase and self._is_ready(op)
-        if _is_product(first) and _is_product(op):
+        if self._is_product(first) and self._is_product(op):
             one = self._products and op.phase == first.phase and _is_one_launch(first, op)
             return one and self._is_ready(op)
-        if self._products and _is_product(first) and self._is_bias(op):
+        if self._products and self._is_product(first) and self._is_bias(op):
             return op.phase == first.phase and self._is_ready(op)
         fusible = op.definition.trait(Fusible)
         if fusible is None or op.phase != first.phase or self._is_own_cast(op):
@@ -327,7 +329,7 @@ class _Fuser:
 
     def _joins_product(self, op: Operation) -> bool:
         """Whether an elementwise op runs in the kernel of the product before it."""
-        alone = sum(map(_is_product, self._kernel)) == 1
+        alone = sum(map(self._is_product, self._kernel)) == 1
         return alone and (self._kind == "epilogue" or op.has(AddsToSum))
 
     def _has_its_rows(self, op: Operation) -> bool:

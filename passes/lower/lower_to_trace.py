@@ -27,6 +27,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
 from stagec.ir.kernel import CONTINUES, EXPANDING, EXPERTS
 from stagec.ir.layers import kind_of
+from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.rewrite import carried
 from stagec.ir.serving_step import DECODE
@@ -44,7 +45,7 @@ from stagec.ir_spec.ops.pod_crossings import BY_LAYER, PodOp, TakeOver, end_type
 from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
-from stagec.passes.lower.beside_gathers import Attrs, CostsOf, KernelsBesideGathers, PartsOf
+from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts
 from stagec.passes.lower.kernels import KernelForms, attributes, fused_attributes, fused_operations
 from stagec.passes.lower.shared_actions import SharedActions, nodes_of, taken_by
 from stagec.passes.lower.shared_work import SharedWork
@@ -98,22 +99,27 @@ def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
     staged = [func for func in module.functions if "stages" in func.attrs]
     forms = KernelForms.of(read_strategy(module))
 
-    facts = module.facts
-
-    def costs(op: Operation) -> Attrs:
+    def said(op: Operation) -> dict[str, RawAttr]:
         work = forms.work(op)
         return attributes(op.name, work, op.results, forms.of_op(op, work.kernel))
 
-    def parts(op: Operation, factor: str, steps: Expr) -> tuple[Attrs, Attrs]:
+    costs, facts = MemoByType(said), module.facts
+
+    def part(op: Operation, factor: str, steps: Expr) -> tuple[Attrs, Attrs]:
         return shared_out(costs(op), {op: factor}, steps, facts)
 
+    parts = MemoByType(part)
     known = SharedActions() if share_actions else None
     for func in staged or [module.main]:
         _lower(module, func, costs, parts, known)
 
 
 def _lower(
-    module: Module, func: Operation, costs: CostsOf, parts: PartsOf, known: SharedActions | None
+    module: Module,
+    func: Operation,
+    costs: MemoByType[Attrs],
+    parts: Parts,
+    known: SharedActions | None,
 ) -> None:
     mesh = module.mesh
     attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
@@ -145,7 +151,7 @@ class _Lowering:
     """Lowers a function. `known` are the lowered actions, if actions are shared."""
 
     def __init__(
-        self, module: Module, costs: CostsOf, parts: PartsOf, known: SharedActions | None
+        self, module: Module, costs: MemoByType[Attrs], parts: Parts, known: SharedActions | None
     ) -> None:
         self._costs, self._parts, self._known = costs, parts, known
         self._registry, self._facts = module.registry, module.facts

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from stagec.ir.core import Operation, Region
-from stagec.ir.expr import UnboundError, evaluate
+from stagec.ir.expr import Expr, UnboundError, evaluate
 from stagec.ir.loads import planned_env
+from stagec.ir.memo import MemoByType
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
 from stagec.pipeline.instrument import Hooks
@@ -93,13 +94,19 @@ def _flops(module: Module) -> Iterator[tuple[Operation, int]]:
     """All computations, each with its FLOPs per rank and step."""
     env = planned_env(module)
 
+    def flops(op: Operation) -> Expr:
+        return work_of(op).flops
+
+    costs = MemoByType(flops)
+
     def inside(region: Region, times: int) -> Iterator[tuple[Operation, int]]:
         for op in region.ops:
             if op.region is not None:
                 count = evaluate(op.expr("count"), env) if "count" in op.attrs else 1
                 yield from inside(op.region, times * int(count))
             elif op.phase in _PHASES and is_computation(op):
-                yield op, int(evaluate(work_of(op).flops, env)) * times
+                flops: Expr = costs(op)
+                yield op, int(evaluate(flops, env)) * times
 
     for func in module.functions:
         yield from inside(func.body, 1)

@@ -5,7 +5,7 @@ Owns `OpDef` and the `Registry`. Concrete ops live in `ir_spec/ops`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
@@ -171,7 +171,11 @@ class OpDef:
         return place.operands[result] if place is not None else None
 
     # -- cost per rank: `n` maps each factor to its local size. Methods may read the attributes and
-    # # the types of the op, but nothing outside of it -------------------------------------------
+    # # the types of the op, and what `costs_read` states, but nothing else (`stagec.ir.memo`) ---
+
+    def costs_read(self, op: Operation) -> Hashable:
+        """What the costs read of other operations: None for most."""
+        return None
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """Floating-point operations (a multiply-add is two), 0 for data movement; by default
