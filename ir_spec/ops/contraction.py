@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
-from stagec.ir.core import Operation, Value
+from stagec.ir.core import Attr, Operation, Value
 from stagec.ir.expr import ONE, ZERO, Expr, call, const, fraction, substitute
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.kernel import matrix_product
@@ -119,10 +119,11 @@ class Einsum(OpDef):
         x, w = (_cast_again(b, v) if "grad" in op.attrs else v for v in op.operands)
         if "grad" in op.attrs:
             cast, to_type = Quantize.name if op.flag("quantize") else Cast.name, op.text("grad")
-            attrs: dict[str, RawAttr] = {"to": to_type, "searched": op.flag("searched")}
-            attrs["hadamard"] = op.flag("quantize") and to_type == HADAMARD
-            said = {name: attr for name, attr in attrs.items() if attr}
-            dy = b.value(cast, [dy], said, hint=f"{dy.name}_{to_type[:2]}")
+            attrs: dict[str, RawAttr] = {"to": to_type}
+            if op.flag("quantize"):
+                attrs |= {"searched": op.flag("searched"), "hadamard": to_type == HADAMARD}
+            given = {name: attr for name, attr in attrs.items() if attr}
+            dy = b.value(cast, [dy], given, hint=f"{dy.name}_{to_type[:2]}")
         to, sizes = stated(op, [_TO]), factor_sizes(op, self.rule(op))
         dx = _operand_grad(b, (out, right, left), [dy, w], sizes, x.prefixed("d_"), to)
         dw = _operand_grad(b, (left, out, right), [x, dy], sizes, w.prefixed("d_"), to)
@@ -138,9 +139,15 @@ def _cast_again(b: Builder, value: Value) -> Value:
     op = value.producer
     if op is None or not op.has(Recasts) or not is_parameter(uncast(op.operands[0])):
         return value
-    attrs = {name: attr for name, attr in op.attrs.items() if name != "once"}
-    kept: dict[str, RawAttr] = {"kept": True} if "once" in op.attrs else {}
-    return b.value(op.name, op.operands, {**attrs, **kept}, hint=value.name)
+    return b.value(op.name, op.operands, attributes_again(op), hint=value.name)
+
+
+def attributes_again(op: Operation) -> dict[str, Attr]:
+    """The attributes of an operation that is computed again: copies of a parameter that stay are
+    there then."""
+    if "once" not in op.attrs:
+        return dict(op.attrs)
+    return {**{name: attr for name, attr in op.attrs.items() if name != "once"}, "kept": True}
 
 
 def _operand_grad(
@@ -445,11 +452,14 @@ class Quantize(Cast):
     example = "%y = stg.quantize[f8e4m3](%x) : f8e4m3[B, S, D]"
 
     def bytes_touched(self, op: Operation) -> Expr:
-        if {"once", "kept"} & op.attrs.keys():
-            return super().bytes_touched(op)
+        if op.flag("kept"):
+            return ZERO
         transforms = op.flag("hadamard") and casts_twice(op)
         reads = (op.text("to") == HADAMARD) + op.flag("searched") + transforms
-        return super().bytes_touched(op) + op.operands[0].tensor.local_bytes * reads
+        more = op.operands[0].tensor.local_bytes * reads
+        if "once" in op.attrs:
+            more = call("ceildiv", [more, op.expr("once")])
+        return super().bytes_touched(op) + more
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.text("to") not in QUANTIZED:

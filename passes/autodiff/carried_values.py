@@ -26,7 +26,7 @@ from stagec.ir.recompute_window import EVERY, FIRST
 from stagec.ir.rewrite import carried, enclosing
 from stagec.ir.traits import Recasts, Stays
 from stagec.ir.types import DTYPE_BYTES
-from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.contraction import Einsum, attributes_again
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.sharding.recompute import take_recompute
 
@@ -112,7 +112,8 @@ class _HandOver:
         """Give an operation of backward its operands of forward; a discard of what is only saved
         ends where that is computed again."""
         self._place = enclosing(op, self._back.body)
-        if op.flag("saved") and self._get(op.operands[0]).producer is not None:
+        saved = [v for v in op.operands if v.region is self._forward.body and op.flag("saved")]
+        if any(self._get(v).producer is not None for v in saved):
             op.erase()
             return
         for index, value in enumerate(op.operands):
@@ -180,6 +181,7 @@ class _HandOver:
         """Copy a forward operation and those that it needs to the current place of backward."""
         operands = [self._get(v) if v.region is self._forward.body else v for v in op.operands]
         copy = _clone(op, operands, "recompute")
+        copy.attrs = attributes_again(copy)
         self._inside |= zip(op.results, copy.results, strict=True)
         self._again[copy] = op.position()
         self._back.body.insert(self._place.position(), copy)
@@ -203,8 +205,8 @@ class _HandOver:
         kept = (self._inside.get(r) for op in self._forward.body.ops[:last] for r in op.results)
         made += [v for v in kept if v and v.producer is None and {u for u, _ in v.uses} <= copies]
         rest = self._forward.body.ops[last:-1]
-        held = [v for op in rest if op.has(Stays) for v in op.operands]
-        inside = (self._inside[v] for v in held if v in self._inside)
+        named = [v for op in rest if op.has(Stays) for v in op.operands]
+        inside = (self._inside[v] for v in named if v in self._inside)
         made += [again for again in inside if again.producer is not None]
         if made:
             ends = Operation(self._registry["stg.discard"], made, {"phase": "recompute"})

@@ -114,8 +114,9 @@ def _is_left(strategy: Strategy) -> bool:
 
 def _is_left_split(module: Module, strategy: Strategy) -> bool:
     """Whether the software does not cast because ranks split parameters, or in a pipeline."""
-    dims = {str(dim.size) for param in module.parameters() for dim in param.tensor.dims}
-    split = strategy.pipeline is not None or any(dims & {*rule.dims} for rule in strategy.splits)
+    dims = [dim.size for param in module.parameters() for dim in param.tensor.dims]
+    names = {name for size in dims for name in size.symbols}
+    split = strategy.pipeline is not None or any(names & {*rule.dims} for rule in strategy.splits)
     return split and strategy.one(AutocastRule).split == "left"
 
 
@@ -218,10 +219,13 @@ class _Caster:
         both until it returns."""
         for index, value in enumerate(op.operands):
             if value.tensor.dtype != WIDE:
-                wide, last = cast_to(self._before(op), value, WIDE), op
-                op.set_operand(index, wide)
+                last = op
                 while not isinstance(last.definition, Add):
+                    if len(last.results) != 1 or not last.result.uses:
+                        return  # no sum takes what it computes
                     last = last.result.uses[0][0]
+                wide = cast_to(self._before(op), value, WIDE)
+                op.set_operand(index, wide)
                 self._module.after(last, by=Autocast.name).op("stg.discard", [value, wide])
 
     def _cast(self, op: Operation, index: int, to: str) -> None:

@@ -137,7 +137,7 @@ def _cast_operands(module: Module, block: Region, recipe: str, loc: Loc, how: Ca
         raise error(
             f"products of {recipe} have results of 16 bits, but %{every[0].result.name} is f32",
             loc,
-            remedy="choose --param-dtype bf16, or leave fp8 out",
+            remedy="choose --param-dtype bf16 or --autocast, or leave fp8 out",
         )
     for op in linear:
         dtype = op.result.tensor.dtype

@@ -126,7 +126,7 @@ def _as_json(report: CheckReport, failed: bool) -> dict[str, Any]:
         return [
             {
                 "file": str(f.path),
-                "node": str(f.node),
+                "node": "" if f.node is None else str(f.node),
                 "code": f.code,
                 "message": f.message,
                 "remedy": f.remedy,

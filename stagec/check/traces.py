@@ -96,7 +96,12 @@ def check_traces(job: CheckedJob, report: CheckReport) -> None:
     """Check the traces of a job that have been read."""
     _count(job, report)
     _report_programs(job.traces, report)
-    if written_of(job.directory, job.ranks):  # what is left follows from the missing ranks
+    if ranks := written_of(job.directory, job.ranks):  # what is left follows from the missing ranks
+        message = (
+            f"expected all {ranks:,} ranks of the job, found {len(job.ranks):,} (--only-ranks)"
+        )
+        remedy = "check one trace alone, or the whole job in one file ('stagec compile --archive')"
+        report.error(job.directory, "missing-rank", message, remedy)
         return
     check_job(job, report)
     check_deadlock(job, report)

@@ -145,8 +145,9 @@ def cli() -> None:
         stagec time llama3-8b --tp 8 --machine h100-sxm
 
     Results go to stdout, everything else to stderr. Exit codes: 0 success, 1 invalid input (or
-    plug-in), a job that does not fit, traces that differ, 2 invalid usage, 70 a bug in stagec, 130
-    an interrupted search, 141 a closed output pipe.
+    plug-in), or an answer of no (a job does not fit, a step is not --within its time, traces differ
+    or are not well-formed), 2 invalid usage, 70 a bug in stagec, 130 an interrupted search, 141 a
+    closed output pipe.
     """
 
 

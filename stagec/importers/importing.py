@@ -89,7 +89,7 @@ def _family_of(
             f"{config.file} has no key 'model_type'{hint}",
             text.place(0),
             remedy=f"give the config.json of {base.value!r:.90}, and --lora with its target_modules"
-            if base
+            if base and isinstance(base.value, str)
             else "give the config.json of a model",
         )
     name = config.text(key)

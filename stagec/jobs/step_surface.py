@@ -238,7 +238,7 @@ class SharedSteps:
         share, fullest = -(-count // groups), _fullest(chunks, groups, halves)
         most, every = (sum(new for new, _ in some) for some in (fullest, chunks))
         mean = [(-(-new * every // (most * groups)), past) for new, past in fullest]
-        least = self.alone.mixed(0, 0, chunks) if self.alone is not None else 0
+        least = self.alone.mixed(count, total, chunks) if self.alone is not None else 0
         f, m = (max(least, self.shared.mixed(share, share, some)) for some in (fullest, mean))
         equal = [(halves * new, past) for new, past in mean for _ in range(groups // halves)]
         took = self.whole.mixed(count, total, chunks) - max(0, f - m)

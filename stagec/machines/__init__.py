@@ -103,11 +103,16 @@ def files_of(given: str) -> list[str]:
 def _name_of(given: str) -> str:
     machine = find_machine(given)
     if machine is None:
-        known = machines().values()
-        names = [n for m in known for n in (m.name, *m.aliases)]
-        hint = did_you_mean(given.lower(), names) or other_spelling(given, names)
         raise error(
-            f"no machine '{given}'" if given else "--machine is empty",
-            remedy=hint or f"give a file, or choose among {', '.join(m.name for m in known)}",
+            f"no machine '{given}'" if given else "the name of a machine is empty",
+            remedy=suggest_machine(given)
+            or f"give a file, or choose among {', '.join(machines())}",
         )
     return machine.name
+
+
+def suggest_machine(given: str) -> str:
+    """The question whether a machine of the library with another name is meant; empty if none is
+    like it."""
+    names = [n for m in machines().values() for n in (m.name, *m.aliases)]
+    return did_you_mean(given.lower(), names) or other_spelling(given, names) or ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stagec.machines.figures import DataType, Seconds, Share, Text
 
@@ -98,6 +98,15 @@ class MatmulEfficiency(Rates):
     unaligned_fitted: str = ""
     fitted: str = ""
     kernels: dict[str, MatmulKernel] = Field(default_factory=dict[str, MatmulKernel])
+
+    @field_validator("kernels")
+    @classmethod
+    def _complete(cls, value: dict[str, MatmulKernel]) -> dict[str, MatmulKernel]:
+        """Check that a kernel with `few` has one for few rows."""
+        for name, kernel in value.items():
+            if kernel.few and f"{name}_few" not in value:
+                raise ValueError(f"'{name}' has 'few', so expects a kernel '{name}_few'")
+        return value
 
     def of_kernel(self, name: str) -> MatmulEfficiency:
         """The constants of a library kernel; these if it has none of its own."""

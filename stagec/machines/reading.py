@@ -134,7 +134,7 @@ def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
                 way = ("network", own.index(merged[way[1]]), *way[2:])
             return _place(known, way, file)
 
-        problems = [d for d in e.errors() if d["loc"] != ("efficiency",)]  # it has defaults
+        problems = [d for d in e.errors() if (d["loc"], d["type"]) != (("efficiency",), "missing")]
         raise DiagnosticError(*(_diagnostic(d, place(d["loc"])) for d in problems)) from None
 
 
@@ -205,7 +205,9 @@ def _expected(way: tuple[Any, ...]) -> str:
     levels = way == ("network",)
     fields = _fields((*way, 0) if levels else way)
     needed = [name for name, field in fields.items() if field.is_required()]
-    if not needed or "source" in needed:
+    if not needed:
+        return "it"
+    if "source" in needed:
         return "it, with its source"
     head = "[[network]]" if levels else f"[{'.'.join(map(str, way))}]"
     names = ", ".join(needed)

@@ -165,3 +165,27 @@ def test_layers_that_share_selected_keys_have_no_cache_of_an_indexer(tmp_path: P
 def test_a_version_of_minicpm_v_that_is_not_read_is_named() -> None:
     with pytest.raises(DiagnosticError, match=r"'version' is 2.5, .*: expected 2.6, 4, 4.5"):
         imported(small("minicpmv", version=2.5))
+
+
+@pytest.mark.parametrize("more", [{"final_logit_softcapping": None}, {"head_dim": 8}])
+def test_a_decoder_of_another_form_than_its_encoder(more: dict[str, Any]) -> None:
+    config = small("t5gemma")
+    text = imported({**config, "decoder": {**config["decoder"], **more}}).text()
+    run_passes(parse(text), "inline,infer-shapes")
+    assert ("stg.tanh(" in text) == ("head_dim" in more)
+
+
+def test_rows_of_equal_numbers_of_tokens_need_the_kinds_of_layers() -> None:
+    config = small("deepseek_v4")
+    rates = {"compress_rate_csa": 8, "compress_rate_hca": 8}
+    kept = {k: v for k, v in config.items() if k not in ("layer_types", "compress_rates")}
+    count = config["num_hidden_layers"]
+    with pytest.raises(DiagnosticError, match="does not say which layers have an indexer"):
+        imported({**kept, **rates, "compress_ratios": [8] * count})
+
+
+@pytest.mark.parametrize("base", [None, {"a": 1}])
+def test_a_file_of_adapters_without_the_name_of_its_model(base: object) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        imported({"base_model_name_or_path": base, "peft_type": "LORA"})
+    assert caught.value.diagnostics[0].remedy == "give the config.json of a model"

@@ -122,6 +122,21 @@ def test_a_mistake_is_reported_with_its_line(old: str, new: str, expected: str) 
     assert actual[0].startswith("dir/x.toml:1:1: " if whole else f"dir/x.toml:{line}:"), said
 
 
+@pytest.mark.parametrize(
+    ("text", "place", "expected"),
+    [
+        ("efficiency = 3", "dir/x.toml:2:1: ", "efficiency: "),
+        ('[efficiency.matmul.kernels.foo]\nfew = 3\nsource = "me"', "dir/x.toml:1:1: ", "foo_few"),
+    ],
+)
+def test_constants_in_another_form_are_reported(text: str, place: str, expected: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_machine("x", f'base = "h100-sxm"\n{text}\n', "dir/x.toml")
+    said = render(caught.value.diagnostics[0], {})
+    assert said.startswith(place), said
+    assert expected in said
+
+
 def test_a_text_without_base_says_which_tables_it_needs() -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_machine("x", 'title = "x"')

@@ -65,6 +65,9 @@ def test_some_ranks_are_those_of_the_whole_job(tmp_path: Path) -> None:
     assert "ranks_written" not in json.loads(whole[MANIFEST])
     (problem,) = check_directory(tmp_path / "some").errors  # not one for each group and peer
     assert "expected all 16 ranks of the job, found 4 (--only-ranks)" in str(problem)
+    write(made, tmp_path / "other", ranks=parse_ranges("3,9-11"))
+    ran = stagec("diff", tmp_path / "some", tmp_path / "other")  # it compares what is there
+    assert (ran.code, ran.err) == (0, "")
 
 
 @pytest.mark.parametrize("text", ["0", "0-3", "0,2-5,9", "7,8,9"])

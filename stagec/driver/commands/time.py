@@ -70,7 +70,8 @@ def command(**given: Any) -> int:
     options = take_options(given)
     given["machine"] = take_machine(given)
     accepted = take_acceptance(options, given)
-    if given["within"] is not None and (given["sweep"] or options.serve == DISAGGREGATED):
+    one = not (given["sweep"] or options.print_strategy or options.serve == DISAGGREGATED)
+    if given["within"] is not None and not one:
         raise error("--within is for one step of one job", remedy="leave it out, or use --json")
     if given["sweep"]:
         if accepted.given:
@@ -109,8 +110,8 @@ def _late(answer: StepAnswer, within: float | None) -> int:
     """The exit code: 1 if the step takes longer than `within` seconds, which is logged."""
     if within is None or answer.step_seconds <= within:
         return 0
-    more = f"{answer.step_seconds / within - 1:.1%}"
-    log(f"a step takes {seconds_text(answer.step_seconds)}: {more} more than --within {within:g}s")
+    took, limit = seconds_text(answer.step_seconds), seconds_text(within)
+    log(f"a step takes {took}: {answer.step_seconds / within - 1:.1%} more than --within {limit}")
     return 1
 
 

@@ -94,7 +94,7 @@ def _with_values(args: Iterable[str], valued: Collection[str]) -> Iterator[str]:
 
 
 def _states(word: str) -> bool:
-    return all(part.lower() in YES_OR_NO for part in word.split(","))
+    return any(part.lower() in YES_OR_NO for part in word.split(","))
 
 
 class LongCommand(JobCommand):

@@ -102,6 +102,12 @@ def _kinds(model: DecoderModel) -> list[str]:
             name, few = _RATES[kind]
             rate = config.size(name, default=few)
             rate = section.size(key, default=rate) if section else rate
+            if rate in rates and config.has("compress_ratios"):
+                raise config.refuse(
+                    "compress_ratios",
+                    "does not say which layers have an indexer, as both kinds have rows of as many "
+                    "tokens",
+                )
             rates[rate] = kind
             text.symbol(f"M_{kind}", rate, "tokens of a row")
     if section is not None:

@@ -62,7 +62,8 @@ class _Side:
         """Append the layers and the last norm; `e` is the result of the encoder."""
         symbols, width = self.symbols, self.symbols["D"]
         act = self.config.word("hidden_activation", "hidden_act", among=ACTIVATIONS, default=_GATE)
-        network = FeedForward(act, width=symbols["F"]).write(text).with_(*self.given)
+        network = FeedForward(act, width=symbols["F"]).write(text)
+        network = network.with_(*[f"D = {width}"] * (width != "D"))
         layers: dict[str, Layer] = {}
         for kind in dict.fromkeys(self.kinds):
             masks = [self.causal, f"window = {self.window}" if kind == "local" else ""]
@@ -160,8 +161,11 @@ def read_t5gemma(config: Config) -> ModelText:
     head = table if tied else body.param("head", f"{last.symbols['V']}, {last.symbols['D']}")
     cap = _cap(last.config, "final", 30)
     _cap(sides[0].config, "final", 30)
-    bound = [f"stg.scale[{times(1 / cap)}]({{}})", "stg.tanh({})", f"stg.scale[{times(cap)}]({{}})"]
-    translate(body, e, [f'stg.einsum["bsd,vd->bsv"]({{}}, {head})', *(bound if cap else [])])
+    steps = [f'stg.einsum["bsd,vd->bsv"]({{}}, {head})']
+    if cap:
+        steps += [f"stg.scale[{times(1 / cap)}]({{}})", "stg.tanh({})"]
+        steps += [f"stg.scale[{times(cap)}]({{}})"]
+    translate(body, e, steps)
     for section in sections.values():
         if section is not None:
             section.finish()

@@ -109,7 +109,7 @@ def _machine(source: Source, given: object) -> tuple[str | None, Mapping[str, in
     numbers = all(type(number) is int and number > 0 for number in sizes.values())
     if not table and numbers and (name is None or isinstance(name, str)):
         return name, sizes
-    if name is not None and (other := next(iter(table), "")):
+    if is_object(given) and (other := next(iter(table), "")):
         raise error(
             f"unknown key '{other}' in [machine]",
             key_place(source, "machine", other),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from stagec.jobs.request.option import CommandOption, Kind
 from stagec.support.diagnostics import Diagnostic
-from stagec.support.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from stagec.machines import Machine
@@ -119,17 +118,15 @@ class SizeType(Kind[int]):
 
 
 def _device(text: str) -> Limit:
-    from stagec.machines import find_machine, machines
+    from stagec.machines import find_machine, machines, suggest_machine
 
     device = find_machine(text)
     if device is not None:
         return Limit(text, int(device.memory.capacity.value), device)
-    known = machines().values()
-    names = [n for m in known for n in (m.name, *m.aliases)]
-    hint = did_you_mean(text.lower(), names)
+    hint = suggest_machine(text)
     raise ValueError(
         f"expects a size such as 80GiB, or a device, found '{text}';"
-        f"{f' {hint}' if hint else ''} the devices are: {', '.join(m.name for m in known)}"
+        f"{f' {hint}' if hint else ''} the devices are: {', '.join(machines())}"
     )
 
 

@@ -345,8 +345,10 @@ class SizesType(Kind[dict[str, int | None]]):
                 or not 0 < int(digits) < 1 << 63
             ):
                 expected = f"{name} expects a positive integer below 2^63"
-                comma = "; write numbers without commas" if re.match("0[0-9]", number) else ""
-                raise ValueError(f"{expected}, found '{number}'{written_out(number) or comma}")
+                hint = written_out(number)
+                if re.fullmatch("0[0-9]{1,18}", number):
+                    hint = f"; write {int(number)}, and large numbers without commas"
+                raise ValueError(f"{expected}, found '{number}'{hint}")
             sizes[name] = int(digits)
         return sizes
 
