@@ -378,15 +378,17 @@ def _scores(
     of = np.asarray(ctx.positions(keys))
     if "past" in op.attrs:
         of = of + ctx.size(first_key(op, queries.size, keys.size))
-    far = at[:, None] - of[None, :]
-    seen = np.broadcast_to((far >= 0) & (far < ctx.size(op.expr("window"))), (1, *far.shape))
+    distance = at[:, None] - of[None, :]
+    seen = np.broadcast_to(
+        (distance >= 0) & (distance < ctx.size(op.expr("window"))), (1, *distance.shape)
+    )
     values = given[1]
     if "rate" in op.attrs:
         rows = np.asarray(ctx.positions(op.operands[q + 3].tensor.dims[1]))
         whole = complete_rows(at, rows, ctx.size(op.expr("rate")))[None]
         if op.flag("selected"):
             whole = whole & (given[4][..., None] == rows).any(-2)
-        shape = (max(len(seen), len(whole)), *far.shape[:1])
+        shape = (max(len(seen), len(whole)), *distance.shape[:1])
         seen = np.concatenate([np.broadcast_to(m, (*shape, m.shape[2])) for m in (seen, whole)], -1)
         values = np.concatenate([values, given[3]], axis=1)
     scores = np.einsum("bshk,btk->bhst", given[0], values) / np.sqrt(values.shape[-1])

@@ -155,6 +155,7 @@ class DtypesOp(Statement):
     `is_first_microbatch`). Each microbatch counts its part of the bytes; those of the copies do not
     count in memory. Parameters that ZeRO-3 gathers are cast each time, with `stored` never: they
     are in 8 bits at rest (`fp8_param_gather`), which does not count in memory or in gathers either.
+    Others are cast with `stored` as with `once`.
 
     `mxfp8` and `nvfp4` are recipes of Blackwell, whose casts are separate kernels too, as in
     Transformer Engine (`MXFP8BlockScaling`, `NVFP4BlockScaling`). With `mxfp8`, activations,

@@ -104,8 +104,8 @@ class InsertFp8Casts(Pass):
 
 class Casts(NamedTuple):
     """How operands are cast: whether by `stg.quantize`, and then whether a kernel before it looks
-    for the largest element; parameters for `once` microbatches (0: each time), or none that are
-    gathered in 8 bits (`kept`)."""
+    for the largest element; parameters once for `once` microbatches (0: each time). With `kept`,
+    those that are gathered are in 8 bits already and not cast."""
 
     quantize: bool = False
     searched: bool = False

@@ -24,7 +24,7 @@ class OpStorage:
     stays: bool
     copied_out: bool
     alone: bool
-    reads_gathered: bool
+    reads_gathered: bool  # or is what a module of gathered parameters returns, in forward
     made: list[Value] = field(default_factory=list[Value])
     added: list[Value] = field(default_factory=list[Value])  # to a sum, as they are made
     homes: list[tuple[Value, Value]] = field(default_factory=list[tuple[Value, Value]])

@@ -646,9 +646,11 @@ def test_experts_in_nested_repeats_are_planned(tmp_path: Path) -> None:
 
 
 def test_copies_of_parameters_that_stay_are_there_when_a_block_runs_again() -> None:
-    words = ("llama3-8b", "--set", "L=1,B=4,S=64", "--fp8", "hybrid", "--fp8-weights", "once")
-    words += ("--recompute", "full", "--microbatches", "4", "--dp", "1")
-    ran = stagec("compile", *words, "--print-after", "differentiate", "--dry-run")
+    words = ("--set", "L=1,B=4,S=64", "--fp8", "hybrid", "--fp8-weights", "once", "--dp", "1")
+    block = ("--recompute", "full", "--microbatches", "4")
+    ran = stagec(
+        "compile", "llama3-8b", *words, *block, "--print-after", "differentiate", "--dry-run"
+    )
     again = [n for n in ran.err.splitlines() if "stg.cast[f8e4m3" in n and "recompute" in n]
     assert again, ran.err[:200]
     assert not any("once" in line for line in again)

@@ -1,11 +1,10 @@
 """T5Gemma: an encoder and a decoder of layers of Gemma 2, which may differ in size."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 from stagec.importers.common.sizes import begin, expect_head
 from stagec.importers.families.encoders import PAIRS, translate
-from stagec.importers.families.windows import GEMMA_NORM
+from stagec.importers.families.windows import GEMMA_NORM, read_softcap
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS, Attention, FeedForward, Rope
@@ -44,14 +43,14 @@ class _Side:
 
     def attention(self, text: ModelText, mask: str) -> Callee:
         """Attention with this mask; without one to the encoder."""
-        words = ", ".join(filter(None, [mask, self.scores]))
+        options = ", ".join(filter(None, [mask, self.scores]))
         crossed = not mask and bool(self.causal)
         symbols = self.symbols
         block = Attention(
             groups=symbols["G"],
             heads=symbols["H"],
             rope=None if crossed else self.rope,
-            mask=words,
+            mask=options,
             crossed=crossed,
         )
         text.used.update(symbols.values())
@@ -108,24 +107,20 @@ def _read_side(config: Config, text: ModelText, name: str, more: str) -> _Side:
     if window >= longest or "local" not in kinds:
         kinds = [""] * count
     own = _same(text, "W", window, more) if "local" in kinds else ""
-    scalar, cap = config.positive("query_pre_attn_scalar", default=256), _cap(config, "attn", 50)
-    words = [f"rsqrt = {scalar}"] if scalar != text.value(symbols["K"]) else []
-    words += [f"softcap = {cap}"] if cap else []
+    scalar, cap = (
+        config.positive("query_pre_attn_scalar", default=256),
+        read_softcap(config, "attn", 50),
+    )
+    scores = [f"rsqrt = {scalar}"] if scalar != text.value(symbols["K"]) else []
+    scores += [f"softcap = {cap}"] if cap else []
     causal = "causal" if name == "decoder" else ""
-    return _Side(name, config, symbols, kinds, Rope(theta), causal, ", ".join(words), own)
+    return _Side(name, config, symbols, kinds, Rope(theta), causal, ", ".join(scores), own)
 
 
 def _same(text: ModelText, symbol: str, value: int, more: str) -> str:
     known = text.symbols.get(symbol)
     own = symbol if known is None or known.value == value else f"{symbol}{more}"
     return text.symbol(own, value, {"theta": "rope_theta", "W": "sliding_window"}[symbol])
-
-
-def _cap(config: Config, what: str, default: int) -> Fraction:
-    """A bound, which null turns off."""
-    key = f"{what}_logit_softcapping"
-    off = config.names(key) and not config.has(key)
-    return Fraction(0) if off else config.ratio(key, default=default)
 
 
 @reads("T5Gemma", "t5gemma", features="encoder and decoder of Gemma 2")
@@ -159,8 +154,8 @@ def read_t5gemma(config: Config) -> ModelText:
     last = sides[-1]
     tied = config.flag("tie_word_embeddings", default=True)
     head = table if tied else body.param("head", f"{last.symbols['V']}, {last.symbols['D']}")
-    cap = _cap(last.config, "final", 30)
-    _cap(sides[0].config, "final", 30)
+    cap = read_softcap(last.config, "final", 30)
+    read_softcap(sides[0].config, "final", 30)
     steps = [f'stg.einsum["bsd,vd->bsv"]({{}}, {head})']
     if cap:
         steps += [f"stg.scale[{times(1 / cap)}]({{}})", "stg.tanh({})"]

@@ -60,10 +60,7 @@ def read_vaultgemma(config: Config) -> ModelText:
 
 def _gemma2(config: Config, post: Norm | None) -> ModelText:
     model = DecoderModel(config, Sizes(2304, 9216, 26, 8, 256000, 8192, groups=4, dim=256))
-    cap = config.ratio("attn_logit_softcapping", default=0 if _none(config) else 50)
-    final = config.ratio("final_logit_softcapping", default=30)
-    if config.names("final_logit_softcapping") and not config.has("final_logit_softcapping"):
-        final = Fraction(0)
+    cap, final = read_softcap(config, "attn", 50), read_softcap(config, "final", 30)
     config.fixed(use_bidirectional_attention=False, attention_bias=False)
     config.skip("sliding_window_size")
     mixer = Attention(rope=model.rope(), mask=_scores(model, cap))
@@ -90,9 +87,11 @@ def read_gemma3(config: Config) -> ModelText:
     return _gemma_stack(model, mixers, final)
 
 
-def _none(config: Config) -> bool:
-    key = "attn_logit_softcapping"
-    return config.names(key) and not config.has(key)
+def read_softcap(config: Config, what: str, default: int) -> Fraction:
+    """A bound of logits in Gemma 2, which null turns off."""
+    key = f"{what}_logit_softcapping"
+    off = config.names(key) and not config.has(key)
+    return Fraction(0) if off else config.ratio(key, default=default)
 
 
 def _scores(model: DecoderModel, cap: Fraction) -> str:
