@@ -34,6 +34,7 @@ class SavedTensorsRule(Record):
         "(needed), or all of it (whole).",
         choices=("needed", "whole"),
         metavar="needed|whole",
+        needs=("recompute", "saved_tensors"),
         rare=True,
         software=True,
     )

@@ -76,6 +76,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "recompute_keep": {"recompute": "full"},
     "recompute_products": {"recompute": "full", "recompute_keep": "einsum"},
     "autocast_attention": {"autocast": True},
+    "recompute_blocks": {"recompute": "full", "saved_tensors": "node"},
     "all_reduce_below": {"all_reduce": "two-shot"},
     "all_reduce_norms": {"all_reduce": "two-shot"},
     "all_reduce_reads": {"all_reduce": "one-shot"},

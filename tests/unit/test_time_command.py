@@ -93,7 +93,7 @@ def test_a_step_beyond_its_threshold_exits_with_1() -> None:
     assert (kept.code, late.code) == (0, 1)
     assert kept.out == late.out
     assert not kept.err
-    assert "more than --within 0.001s" in late.err
+    assert "more than --within 1.00 ms" in late.err
     sweep = stagec("time", *words, "1ms", "--sweep", "tp=1,2")
     assert sweep.code == 1
     assert "--within is for one step of one job" in sweep.err
