@@ -14,7 +14,7 @@ _MODULES = """
     selection merge cache_rows
     activation gated norm softmax
     attention ring ring_edge rope distance indexer compressed streams
-    moe vocabulary loss_forms losses recommend
+    route moe vocabulary loss_forms losses recommend
     layout comm optimizer adam8bit adafactor muon pipeline pod_crossings trace
 """
 

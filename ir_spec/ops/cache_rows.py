@@ -52,7 +52,7 @@ class Append(OpDef):
         PAST,
         AHEAD,
         Param("span", "size", "a query sees so many keys up to its own: no more stay cached"),
-        Param("rate", "size", "rows are of so many tokens each (default 1); `past` counts rows"),
+        Param("rate", "size", "tokens per row (default 1); `past` is a number of rows", least=1),
         Param("page", "int", "rows are kept in pages of so many tokens (default 1)"),
     )
     example = "%keys = stg.append(%q, %q) : bf16[B, S, H, K]"

@@ -167,7 +167,7 @@ class CompressGrad(_Compressing):
 
 
 def touched_rows(tokens: Expr, rate: Expr) -> Expr:
-    """The most rows that so many new tokens may belong to."""
+    """An upper bound of the rows to which this number of new tokens belongs."""
     return call("ceildiv", [tokens - 1, rate]) + 1
 
 
@@ -277,8 +277,8 @@ class _Attends(AttentionWork):
 
 
 class CompressedAttention(_Attends):
-    """Attention of heads that share one key, which is their value too: [B, S, H, K] over the keys
-    [B, S, K] of a window, and with `rate` over rows of so many tokens ([B, R, K], `stg.compress`),
+    """Attention with one key for all heads, which is also the value: [B, S, H, K] over the keys
+    [B, S, K] of a window, and with `rate` over rows of `rate` tokens ([B, R, K], `stg.compress`),
     under one softmax with a logit of `sinks` [H]. With `selected`, the last operand [B, S, N] says
     which rows a query sees.
 
@@ -292,7 +292,7 @@ class CompressedAttention(_Attends):
     operands = ("q", "k", "sinks", "rows*")
     results = ("result", "lse?")
     params = (
-        Param("window", "size", "a query sees so many keys, up to its own position", required=True),
+        Param("window", "size", "keys that a query sees, up to its own", required=True, least=1),
         RATE,
         Param("selected", "flag", "an operand [B, S, N] says which rows each query sees"),
         PAST,

@@ -354,7 +354,7 @@ def _factor(op: Operation) -> Expr:
 
 
 _STAYS = (
-    Param("once", "size", "the microbatches for which the copies of a parameter stay"),
+    Param("once", "size", "the microbatches for which the copies of a parameter stay", least=1),
     Param("kept", "flag", "the copies of a parameter are there already"),
 )
 

@@ -50,9 +50,9 @@ def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
 
 class IndexScores(OpDef):
     """The sum over heads h of w[h] relu(q[h] . k), with one key for all heads; -inf where a causal
-    mask hides the key. 2 H K + 2 H FLOPs a pair that the mask leaves, without weights 2 H K.
-    Serving caches the keys. With `rate`, keys are rows of so many tokens (`stg.compress`), and sums
-    over heads are no matrix products."""
+    mask hides the key. 2 H K + 2 H FLOPs per pair of query and key that the mask leaves, without
+    weights 2 H K. Serving caches the keys. With `rate`, each key is a row of `rate` tokens
+    (`stg.compress`), and sums over heads do not count as matrix products."""
 
     name = "stg.index_scores"
     operands = ("q", "k", "w?")

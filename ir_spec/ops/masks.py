@@ -38,15 +38,17 @@ from stagec.ir.types import Dim
 Sizes = Mapping[str, Sequence[int]]
 CAUSAL = Param("causal", "flag", "mask the future")
 SPANS = (
-    Param("window", "size", "a query sees so many keys, up to its own position"),
-    Param("chunk", "size", "a query sees the keys in its block of so many positions"),
-    Param("prefix", "size", "every query sees so many first keys"),
+    Param("window", "size", "a query sees so many keys, up to its own position", least=1),
+    Param("chunk", "size", "a query sees the keys in its block of so many positions", least=1),
+    Param("prefix", "size", "every query sees so many first keys", least=1),
 )
-DOCUMENTS = Param("documents", "sizes", "a query sees its document; these are their lengths")
+DOCUMENTS = Param(
+    "documents", "sizes", "a query sees its document; these are their lengths", least=1
+)
 ALIBI = Param("alibi", "flag", "bias by distance, with the slopes of arXiv 2108.12409")
 _CHOICES = (*(p.name for p in SPANS), DOCUMENTS.name, "selected")
 #: Of keys that are rows of several tokens each; queries see those whose tokens are up to their own.
-RATE = Param("rate", "size", "keys are rows of so many tokens")
+RATE = Param("rate", "size", "keys are rows of this number of tokens each", least=1)
 
 
 def is_plain(op: Operation) -> bool:
@@ -70,14 +72,6 @@ def misfits_of_mask(op: Operation) -> Iterator[str]:
         yield f"expects one of {', '.join(_CHOICES)}, found {' and '.join(given)}"
     if "prefix" in op.attrs and not op.flag("causal"):
         yield "expects 'causal' with 'prefix', since without a mask every query sees all keys"
-    for name in given:
-        for value in _numbers(op, name) if name != "selected" else ():
-            if value.value is not None and value.value < 1:
-                yield f"expects '{name}' to be at least 1, found {value}"
-
-
-def _numbers(op: Operation, name: str) -> Sequence[Expr]:
-    return op.exprs(name) if name == DOCUMENTS.name else (op.expr(name),)
 
 
 def misfits_of_documents(op: Operation, rows: Expr, columns: Expr) -> Iterator[str]:
@@ -134,7 +128,7 @@ def ramp(x: Expr, most: Expr) -> Expr:
 
 
 def whole_rows(tokens: Expr, rate: Expr) -> Expr:
-    """The number of complete rows of so many tokens, of `rate` each."""
+    """The number of complete rows of `rate` tokens."""
     return tokens if tokens == ZERO or rate == ONE else (tokens - tokens % rate) / rate
 
 
@@ -157,6 +151,10 @@ def _rows(x: Expr, rate: Expr, most: Expr | None) -> Expr:
 def complete_rows(at: Array, rows: Array, rate: int) -> Array:
     """Whether the queries at these positions see each row, [s, r]."""
     return np.asarray((rows[None, :] + 1) * rate <= at[:, None] + 1)
+
+
+def _numbers(op: Operation, name: str) -> Sequence[Expr]:
+    return op.exprs(name) if name == DOCUMENTS.name else (op.expr(name),)
 
 
 def seen(op: Operation, rows: Sequence[int], columns: Sequence[int], sizes: Sizes) -> Array:

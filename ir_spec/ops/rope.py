@@ -154,7 +154,7 @@ class RotaryEmbedding(OpDef):
         Param("sections", "sizes", "the number of pairs that each axis of the positions rotates"),
         Param("restart", "flag", "the frequencies start anew in each section"),
         Param("inverse", "flag", "rotate by the negative angle"),
-        Param("every", "size", "row i is at position i times this (default 1)"),
+        Param("every", "size", "row i is at position i times this (default 1)", least=1),
         Param("term", "name", "only one product of the rotation", choices=("cosine", "sine")),
         COMPLEX,
         PAST,

@@ -18,9 +18,9 @@ from stagec.ir_spec.ops.base import gradients
 from stagec.ir_spec.ops.curves import sigmoid
 from stagec.ir_spec.ops.layout import all_present
 
-_STREAMS = Param("streams", "size", "the number of streams N", required=True)
+_STREAMS = Param("streams", "size", "the number of streams N", required=True, least=1)
 _ITERATIONS = Param(
-    "iterations", "int", "how often rows and columns are normalized (default: only `read`)"
+    "iterations", "int", "how often rows and columns are normalized (default: only `read`)", least=1
 )
 _PARAMS = (_STREAMS, _ITERATIONS)
 _TO = Param("to", "name", "the element type of the weights (default f32)")
@@ -52,7 +52,7 @@ class StreamWeights(_Weights):
     N logits, `write` twice a sigmoid of the next N, and `mix` [N, N] a softmax of the rows of the
     rest, whose columns, and in each further iteration rows and columns, are divided by their sums
     (Sinkhorn and Knopp). Otherwise W is N, and `read` is the only result. Small constants that are
-    added are left out. FLOPs: 7 a logit, and 4 an iteration for each element of `mix`.
+    added are left out. FLOPs: 7 per logit, and 4 per iteration and element of `mix`.
     """
 
     name = "stg.stream_weights"
@@ -93,8 +93,8 @@ class StreamWeights(_Weights):
 
 
 class StreamWeightsGrad(_Weights):
-    """Gradient of `stg.stream_weights`, which computes them again: 12 FLOPs a logit, and 12 an
-    iteration for each element of `mix`."""
+    """Gradient of `stg.stream_weights`, which computes them again: 12 FLOPs per logit, and 12
+    per iteration and element of `mix`."""
 
     name = "stg.stream_weights_grad"
     operands = ("dread", "more*")

@@ -43,6 +43,7 @@ class Param:
     choices: tuple[str, ...] = ()
     default: str = ""  # the value of a name that is left out
     of_step: bool = False  # a size of the whole batch, not of a microbatch
+    least: int | None = None  # of numbers; sizes with symbols are not compared
 
     @property
     def form(self) -> str:
@@ -87,6 +88,15 @@ class Arity:
 
 def convert_param(param: Param, raw: Attr) -> Attr:
     """The attribute for a parsed parameter value. Raises ValueError with the expected form."""
+    value = _converted(param, raw)
+    for number in value if isinstance(value, tuple) else (value,):
+        known = number.value if isinstance(number, Expr) else None
+        if param.least is not None and known is not None and known < param.least:
+            raise ValueError(f"expects '{param.name}' to be at least {param.least}, found {number}")
+    return value
+
+
+def _converted(param: Param, raw: Attr) -> Attr:
     form = param.form
     if form == "flag":
         if raw is not True:
