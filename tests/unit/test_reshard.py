@@ -19,9 +19,9 @@ from stagec.interp.machine import Interpreter
 from stagec.ir.builder import Builder
 from stagec.ir.core import Value
 from stagec.ir.module import Module
-from stagec.ir.types import Dim, Partial, TensorType, dim
+from stagec.ir.types import Dim, Partial, TensorType
 from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
-from tests.support import EXHAUSTIVE, examples, parse
+from tests.support import EXHAUSTIVE, dim, examples, parse
 
 AXES = ("x", "y", "z")
 SIZE, RANK = 8, 3
