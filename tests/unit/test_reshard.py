@@ -309,4 +309,4 @@ def test_no_sequence_of_collectives_is_cheaper(mesh: Mapping[str, int]) -> None:
             if set(want.partial) <= set(have.partial) and have.used | want.used == set(axes):
                 steps = plans.plan(have.type, want.splits, want.partial)
                 assert bytes_and_calls(have, steps, mesh) == best[i][j], (have, want, steps)
-                assert plans.cost(have.type, want.splits, want.partial) == best[i][j][0]
+                assert plans.find(have.type, want.splits, want.partial).cost == best[i][j][0]

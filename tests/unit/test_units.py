@@ -115,7 +115,7 @@ PLANS = Resharding(MESH, lambda axes, d: True)
 @cache
 def move(have: TensorType, splits: Splits) -> Fraction:
     """Bytes that a rank sends."""
-    share = PLANS.cost(have, splits)
+    share = PLANS.find(have, splits).cost
     return share * prod(evaluate(d.size, {}) for d in have.dims) * 4
 
 
