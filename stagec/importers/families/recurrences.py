@@ -11,16 +11,7 @@ from stagec.importers.families.windows import GEMMA_NORM
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, Attention, FeedForward, activation_options
-from stagec.importers.writing.stack import (
-    ONE,
-    Decoder,
-    Layer,
-    Place,
-    Sublayer,
-    arguments,
-    root,
-    stacked,
-)
+from stagec.importers.writing.stack import ONE, Decoder, Layer, Place, Sublayer, root, stacked
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 
@@ -106,8 +97,7 @@ def read_rwkv7(config: Config) -> ModelText:
     body.do(f"%h0, %v0 = stg.call @{layer.with_('values = own', 'as = first')}({x})")
     inner = Body(f"%r, %v = stg.call @{layer}(%h, %v_first)", "stg.yield(%r, %v_first)")
     body.repeat("%y, %v_last", "layers", "L - 1", "%h = %h0, %v_first = %v0", inner)
-    decoder.write_head(text, body, "%y", table)
-    return text.train(arguments(text), body)
+    return decoder.end(text, body, "%y", table)
 
 
 # -- RWKV-6, -5 and -4 ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from stagec.importers.common.state_space import Mamba2Keys, read_mamba1, read_ma
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
-from stagec.importers.writing.stack import Decoder, arguments, order_text
+from stagec.importers.writing.stack import Decoder, order_text
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 _KEYS = Mamba2Keys.of(
@@ -166,8 +166,7 @@ def _write_model(
         given = str(order.count(kind)), f"%h = {h}, %x0 = {x0}"
         h, x0 = f"%y{number}", f"%e{number}"
         body.repeat(f"{h}, {x0}", kind, *given, inner, "layers" if mixed else "")
-    decoder.write_head(text, body, h, table)
-    return text.train(arguments(text), body)
+    return decoder.end(text, body, h, table)
 
 
 def _shared(kind: str, name: str) -> str:
