@@ -66,7 +66,7 @@ def pin_again(region: Region) -> None:
         return pins[value]
 
     for op in [op for op in region.ops if op.phase == "backward"]:
-        for user in [op, *(op.region.walk() if op.region is not None else ())]:
+        for user in op.walk():
             for index, value in enumerate(user.operands):
                 if (again := pinned(value, op)) is not value:
                     user.set_operand(index, again)

@@ -60,7 +60,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of, stack_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.trained import trained_values
-from stagec.ir.traits import Accumulates, BeginsBackward, Free
+from stagec.ir.traits import BeginsBackward, Free
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
@@ -70,6 +70,7 @@ from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.carried_values import hand_over, pin_again
 from stagec.passes.autodiff.reductions import PASS, GradientReductions, cast_once, where_made
 from stagec.sharding.gathers import is_of_parameter
+from stagec.sharding.stages import accumulation
 
 
 class Differentiate(Pass):
@@ -176,7 +177,7 @@ class _TrainingStep:
     def run(self, loss: Value | None) -> None:
         func = self._module.main
         region = func.body
-        wrapped = next((op for op in region.ops if op.has(Accumulates)), None)
+        wrapped = accumulation(func)
         if wrapped is not None and (loss is None or loss.producer is wrapped):
             region = wrapped.body
             self._reductions.accumulates = True

@@ -63,6 +63,7 @@ from stagec.passes.lower.steps import (
 )
 from stagec.passes.lower.turned import TurnedOperands
 from stagec.sharding.gathers import ahead_of
+from stagec.sharding.stages import stage_functions
 from stagec.sharding.work import viewed
 
 
@@ -96,7 +97,7 @@ class LowerToTrace(Pass):
 def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
     """Replace the main function, or those of pipeline stages, by et.graphs, in place. With
     `share_actions`, equal actions have one region."""
-    staged = [func for func in module.functions if "stages" in func.attrs]
+    staged = stage_functions(module)
     forms = KernelForms.of(read_strategy(module))
 
     def said(op: Operation) -> dict[str, RawAttr]:

@@ -17,7 +17,6 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.rewrite import enclosing
-from stagec.ir.traits import Accumulates
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -25,6 +24,7 @@ from stagec.ir_spec.ops.rope import RelativeBiasGrad, RotaryEmbedding
 from stagec.ir_spec.ops.softmax import SinkSoftmax, Softmax
 from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, InputsRule
 from stagec.ir_spec.strategy.kernels import MATH, KernelsRule
+from stagec.sharding.stages import accumulation
 
 
 class HoldInputs(Pass):
@@ -197,7 +197,7 @@ def _make(
 ) -> None:
     """Add tensors at the start of forward and keep them until the last of their users (for ops in
     blocks, the block) has run, in place."""
-    steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+    steps = accumulation(func)
     region = func.body if steps is None else steps.body
     ends = [enclosing(op, region) for op in users]
     for type_ in types if ends else ():

@@ -20,7 +20,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
-from stagec.ir.rewrite import carried
+from stagec.ir.rewrite import carried, uses_inside
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Wide
 from stagec.ir.types import FLOATS
@@ -32,6 +32,7 @@ from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
+from stagec.ir_spec.strategy.lora import FIRST
 from stagec.ir_spec.strategy.weights import WeightsRule
 from stagec.models import is_shipped
 
@@ -135,7 +136,9 @@ class _Caster:
         self._module, self._rule, self._once = module, rule, once
         strategy = read_strategy(module)
         decodes = strategy.one(WeightsRule).format in FORMATS
-        self._wide_adapters = strategy.one(AdaptersRule).dtype == WIDE and not (once or decodes)
+        wide = strategy.one(AdaptersRule).dtype == WIDE and not (once or decodes)
+        first = (p for p in module.parameters() if p.name.endswith(FIRST)) if wide else ()
+        self._adapters = {op for param in first for op, *_ in uses_inside(param)}
         self._cached: dict[tuple[Region | None, Value], Value] = {}
         self._parts: dict[Operation, Operation] = {}
         for op in module.main.body.walk():
@@ -206,7 +209,7 @@ class _Caster:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
         alone = self._once or not isinstance(op.definition, Einsum)
         packed = {} if alone or is_joined(op) else _packed(op)
-        if self._wide_adapters and any("_lora_a" in v.name for v in op.operands):
+        if op in self._adapters:
             self._cast_of_adapter(op)
         for index, value in reversed([*enumerate(op.operands)]):  # as GCC evaluates arguments
             if value.tensor.dtype == WIDE:

@@ -8,7 +8,7 @@ import numpy as np
 
 from stagec.interp.data import random_inputs, tiny_sizes
 from stagec.interp.machine import DisagreementError
-from stagec.interp.pipeline import is_staged, run_named
+from stagec.interp.pipeline import run_named
 from stagec.ir.core import Operation
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
@@ -17,6 +17,7 @@ from stagec.ir.traits import PicksOne, Repeats
 from stagec.ir.types import CACHED, TensorType
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.ir_spec.ops.pod_crossings import TakeOver
+from stagec.sharding.stages import stage_functions
 from stagec.support.diagnostics import error
 from stagec.support.source import Source
 from stagec.text.build import parse_module
@@ -46,10 +47,10 @@ class NumericCheck:
     def before_pass(self, pass_: object, module: Module) -> None:
         """Keep a copy of the program, unless it has pipeline stages and an earlier copy without
         them exists."""
-        if is_staged(module) and self._before is not None:
+        if stage_functions(module) and self._before is not None:
             return
         self._before = None
-        if _runs(module) and not is_staged(module):
+        if _runs(module) and not stage_functions(module):
             source = Source("<before>", print_module(module))
             self._before = parse_module(source, module.registry, allow_unregistered=True)
 
@@ -61,7 +62,7 @@ class NumericCheck:
             return
         if _serves(module) and not _serves(before):
             return
-        if not is_staged(module) and not _same_arguments(module, before):
+        if not stage_functions(module) and not _same_arguments(module, before):
             return
         if _samples(module) and not _samples(before):
             return
@@ -70,7 +71,7 @@ class NumericCheck:
         sizes = tiny_sizes(module, 2, _stages(module, before))
         _expect_small(module, sizes)
         inputs = random_inputs(before.functions[0].body.args, sizes, 0)
-        if not is_staged(module):
+        if not stage_functions(module):
             fresh = [a for a in module.main.body.args if a.name not in inputs]
             inputs |= random_inputs(fresh, sizes, 0)
         expected = _run(before, sizes, inputs, f"before pass '{name}'")
@@ -101,7 +102,7 @@ def _expect_small(module: Module, sizes: Mapping[str, int]) -> None:
 
 def _runs(module: Module) -> bool:
     """Whether the module can run: all values have types, and no values come from another pod."""
-    if not (len(module.functions) == 1 or is_staged(module)):
+    if not (len(module.functions) == 1 or stage_functions(module)):
         return False
     if any(map(_is_of_pods, module.walk())):
         return False
@@ -146,7 +147,7 @@ def _samples(module: Module) -> bool:
 def _stages(module: Module, before: Module) -> dict[str, int]:
     """The sizes that cannot become small in a module with pipeline stages: the number of stages,
     and the number of layers if the functions were cut at literal layers."""
-    if not is_staged(module):
+    if not stage_functions(module):
         return {}
     fixed = {func.text("over"): module.env[func.text("over")] for func in module.functions}
     counts = [op.expr("count") for op in module.walk() if op.has(Repeats)]

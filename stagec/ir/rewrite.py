@@ -105,6 +105,12 @@ def _computes_only(op: Operation) -> bool:
     return all(is_removable(inner) or _computes_only(inner) for inner in body)
 
 
+def repeats_in(region: Region, phase: str = "") -> list[Operation]:
+    """The repeats directly in a region, in order; with `phase` those of that phase."""
+    repeats = (op for op in region.ops if op.has(Repeats))
+    return [op for op in repeats if phase in ("", op.phase)]
+
+
 def carried(op: Operation) -> int:
     """The number of carried operands of a repeat; 0 for other operations."""
     return op.integer("carry", 1) if op.has(Repeats) else 0

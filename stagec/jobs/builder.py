@@ -357,11 +357,7 @@ class JobBuilder:
         and half batch."""
         if self._symbolic or module.symbols.get(strategy.batch, 1) is not None:
             return
-        mesh = module.mesh
-        over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-        batch = max(1, strategy.microbatches) * strategy.in_turn
-        for axis, size in dict(mesh.sizes if mesh else {}).items():
-            batch *= (size or 1) if axis in over else 1
+        batch = strategy.turns * strategy.ranks_of(strategy.batch, module.mesh)
         set_symbols(module, {strategy.batch: batch})
 
     # -- compiling ---------------------------------------------------------------------------------

@@ -63,9 +63,14 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Stag
     return StagePlan(rule, schedule, stages, chunks, microbatches)
 
 
-def accumulation(module: Module) -> Operation | None:
-    """The accumulation over microbatches in the main function, or None."""
-    return next((op for op in module.main.body.ops if op.has(Accumulates)), None)
+def stage_functions(module: Module) -> list[Operation]:
+    """The functions of the pipeline stages; none before the model is cut."""
+    return [func for func in module.functions if "stages" in func.attrs]
+
+
+def accumulation(func: Operation) -> Operation | None:
+    """The accumulation over microbatches in a function, or None."""
+    return next((op for op in func.body.ops if op.has(Accumulates)), None)
 
 
 def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:
