@@ -232,7 +232,7 @@ class JobFlags(TypedDict, total=False):
     #: Activations that backward recomputes: by policy, or the results of these ops.
     recompute: str | None
     #: With --recompute full: save the results of these ops, even if backward does not read them;
-    #: for einsum those of matrix products in 16 bits or more.
+    #: for einsum those of matrix products in 16 bits or more, not of experts.
     recompute_keep: str | Sequence[str] | None
     #: With --recompute-keep: recompute every N-th matrix product of a block (0: none).
     recompute_products: int | None
