@@ -263,7 +263,10 @@ def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
 
 
 def _is_product(op: Operation) -> bool:
-    """Whether an op runs as one matrix product in 16 bits or more."""
+    """Whether an op runs as one matrix product in 16 bits or more; products of all experts are
+    another op of PyTorch, `aten._grouped_mm`."""
+    if any(dim.routed for value in op.operands for dim in value.tensor.dims):
+        return False
     rule = op.definition.rule(op)
     if rule is None:
         return False

@@ -232,7 +232,7 @@ class JobFlags(TypedDict, total=False):
     #: Activations that backward recomputes: by policy, or the results of these ops.
     recompute: str | None
     #: With --recompute full: save the results of these ops, even if backward does not read them;
-    #: for einsum those of matrix products in 16 bits or more.
+    #: for einsum those of matrix products in 16 bits or more, not of experts.
     recompute_keep: str | Sequence[str] | None
     #: With --recompute-keep: recompute every N-th matrix product of a block (0: none).
     recompute_products: int | None
@@ -323,10 +323,10 @@ class JobFlags(TypedDict, total=False):
     #: one with which the machine was measured (device).
     expert_kernel: Literal["device", "triton-blocks", "deepgemm", "cutlass"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
-    #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
-    #: expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a
-    #: stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up. Backward keeps
-    #: the tensors that each operation saves.
+    #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, normed_keys, route, part_of, clamp,
+    #: expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap;
+    #: or none of a stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up.
+    #: Backward keeps the tensors that each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
