@@ -214,7 +214,7 @@ def matmul_seconds(
     most = np.maximum(np.floor(k / _PART), 1)
     rest = k + (m - k) * summed_up
     loads = 1 + c.unaligned * (_pieces(dtype, n, rest) - 1) if c.unaligned else np.ones(1)
-    expands = c.expanding is not None and form in EXPANDING
+    expands = form in EXPANDING
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
     summed = size + 8 * batch * m * n * parts
@@ -246,7 +246,7 @@ def _expanding(
 ) -> Floats:
     """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows."""
     weights = np.maximum(size - 2 * batch * m * (n + k), 0)
-    a_second = (c.expanding or 0) * machine.compute.processors.value * machine.compute.clock.value
+    a_second = c.expanding * machine.compute.processors.value * machine.compute.clock.value
     seconds: Floats = 2 * weights * np.ceil(m / c.expanded_rows) / a_second
     return seconds
 
