@@ -681,7 +681,7 @@ def test_scores_of_an_indexer_are_products_in_8_bits(
         Kernel(
             *("attention", "bf16", (1, 64, 1, new, past + new // 2 if past else new, 128, 1), 0),
             new * 64 * 256 + (new + past) * (128 + 4 * new),
-            op="index_scores",
+            form="indexer",
             causal=not past,
         )
         for new, past in ((4096, 0), (8192, 0), (8192, 8192), (8192, 32768))
@@ -698,6 +698,8 @@ def test_queries_behind_a_cache_score_the_keys_that_they_see() -> None:
     compiled = CompiledJob.of(JobOptions("deepseek-v3.2", **served, **shape))
     samples = compiled.compiled.issued(compiled.values).samples
     kernels = {n.kernel.op: n.kernel.extents for n in samples if n.kernel is not None}
+    marked = {n.kernel.op for n in samples if n.kernel is not None and n.kernel.form == "indexer"}
+    assert marked == {"index_scores"}
     assert kernels["index_scores"] == (2, 64, 1, 1024, 3585, 128, 1)
     assert kernels["attention"][:5] == (2048, 64, 1, 1, 2048)
     topk = next(n.kernel for n in samples if n.kernel is not None and n.kernel.op == "topk")

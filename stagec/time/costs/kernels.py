@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.ir.kernel import EXPANDING, EXPERTS, continues, moved_share
+from stagec.ir.kernel import EXPANDING, EXPERTS, INDEXER, continues, moved_share
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.kernels import DEEPGEMM, TRITON_BLOCKS
 from stagec.machines import Machine
@@ -55,8 +55,8 @@ _ROWS = 16
 #: The most queries of all heads that share keys, and the widest head, that kernels for decoding
 #: take: one block (PTX ISA, tcgen05.mma, M = 128), and what their tables have.
 _FEW, _WIDEST = 128, 256
-#: The op of an indexer's scores, and the type of its products in a kernel of its own.
-_INDEXER, _INDEXED = "index_scores", "f8e4m3"
+#: The type of the products of an indexer in a kernel of its own.
+_INDEXED = "f8e4m3"
 #: The elements of a head for which `step` of attention is stated, and the power of wider ones.
 _HEAD, _WIDER = 128, 0.75
 
@@ -77,20 +77,20 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
 def _form(machine: Machine, kernel: Kernel) -> tuple[str, str]:
     """The type and the name of the constants of a kernel: its own type and mark, of products with
-    few rows the mark that the machine has for these. Attention without a mark has those of the
-    machine's kernel for the scores of an indexer, or for a few queries behind cached keys with
-    heads of up to 256 elements. Caches are in 8 bits where a kernel moves fewer than 3/2 bytes per
-    element."""
+    few rows the mark that the machine has for these. Scores of an indexer have those of the
+    machine's kernel for these, attention without a mark those for a few queries behind cached keys
+    with heads of up to 256 elements. Caches are in 8 bits where a kernel moves fewer than 3/2 bytes
+    per element."""
     own = kernel.dtype, kernel.form
     if kernel.kind == "matmul" and kernel.form:
         *_, n, k = kernel.extents
         rows = kernel.flops // (2 * n * k)  # those of a batch are rounded
         return kernel.dtype, machine.efficiency.matmul.of_rows(kernel.form, rows)
+    if kernel.form == INDEXER:
+        name = machine.efficiency.attention.indexer
+        return (_INDEXED, name) if name else (kernel.dtype, "")
     if kernel.form or kernel.kind != "attention":
         return own
-    if kernel.op == _INDEXER:
-        name = machine.efficiency.attention.indexer
-        return (_INDEXED, name) if name else own
     batch, heads, kv_heads, queries, keys, qk, v = kernel.extents
     if queries * heads > _FEW * kv_heads or queries >= keys or qk > _WIDEST:
         return own
