@@ -18,8 +18,9 @@ EXPERTS = "experts"
 EXPANDS = "expands"
 #: The marks of such products of experts in Triton kernels, and of Marlin kernels.
 TRITON, MARLIN = "triton", "marlin"
-#: The mark of the scores of an indexer for sparse attention.
-INDEXER = "indexer"
+#: The marks of the scores of an indexer for sparse attention, and of attention whose queries select
+#: rows of a latent in 16 bits.
+INDEXER, SELECTS = "indexer", "selects"
 #: The mark of an update that the host makes in its own memory.
 ON_HOST = "host"
 #: All marks of products that expand 4-bit weights.
