@@ -298,7 +298,6 @@ class SumHeads(OpDef):
     head."""
 
     name = "stg.sum_heads"
-    backward = True
     flops_per_point = 1
     operands = ("dy",)
     params = (Param("heads", "size", "the heads of the result", required=True),)

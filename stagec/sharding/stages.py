@@ -30,7 +30,6 @@ class StagePlan:
     schedule: Schedule
     stages: int
     chunks: int
-    microbatches: int
 
     @cached_property
     def placement(self) -> Placement:
@@ -60,7 +59,7 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Stag
         prove(schedule, stages, microbatches, chunks)
     else:
         schedule.check(stages, microbatches, chunks)
-    return StagePlan(rule, schedule, stages, chunks, microbatches)
+    return StagePlan(rule, schedule, stages, chunks)
 
 
 def stage_functions(module: Module) -> list[Operation]:

@@ -65,11 +65,6 @@ class Config:
     def _is_ignored(self, key: str) -> bool:
         return key in self._ignored.keys or self._where + key in self._ignored.keys
 
-    @property
-    def asked(self) -> frozenset[str]:
-        """The keys that were read so far."""
-        return frozenset(self._asked)
-
     # -- presence ----------------------------------------------------------------------------------
 
     @property
