@@ -494,6 +494,7 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "phi4mm": "phi4_multimodal",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",
     "unispeech": "wav2vec2",

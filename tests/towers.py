@@ -397,6 +397,25 @@ TOWERS: Mapping[str, Keys] = {
         "vision_config": {**_VISION, "model_type": "minicpmv4_6_vision"},
         "merger_times": 2,
     },
+    "phi3_v": {**_LLAMA, "max_position_embeddings": 16},
+    "phi4_multimodal": {
+        **_LLAMA,
+        "max_position_embeddings": 16,
+        "vision_config": {**_VISION, "num_hidden_layers": 2},
+        "audio_config": {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_blocks": 2,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 8,
+            "input_size": 9,
+            "depthwise_separable_out_channel": 8,
+            "time_reduction": 4,
+            "kernel_size": 2,
+            "nemo_conv_channels": 4,
+            "bias_max_distance": 4,
+        },
+    },
     "molmo": {**_LLAMA, "qkv_bias": True},
     "molmo2": {
         "text_config": {
@@ -532,6 +551,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "wavlm": {"S": 8},
     "switch_transformers": {"S": 16, "T": 16},
     "molmo": {"D_v": 4, "F_v": 4, "L_v": 1, "P_v": 1, "N_v": 4},
+    "phi3_v": {"D_v": 4, "F_v": 4, "L_v": 1, "P_v": 1, "N_v": 4},
 }
 
 
