@@ -210,5 +210,5 @@ def test_adapters_of_a_release_are_declared() -> None:
     """A step of texts has them, and does not use them: of each product rank * (in + out)."""
     config = small("phi4mm")
     text = imported({**config, "vision_lora": {"r": 2, "layer": "", "lora_alpha": 4}}).text()
-    assert "%w_vision_down_a = stg.param : bf16[L, F, R_v] | frozen" in text
+    assert "bf16[L, F, R_v | frozen]" in text
     assert "speech_qkv" not in text
