@@ -494,6 +494,7 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "phi4mm": "phi4_multimodal",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",
     "unispeech": "wav2vec2",
@@ -558,6 +559,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "rms_norm_eps": (1e-5, None),
     },
     "minicpmv": {"version": (2.6, 4.0, 4.5)},
+    "molmo": {"attention_layer_norm": (True, False), "norm_after": (True, False)},
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},
     "laguna": {"gating": ("per-head", True), "moe_routed_scaling_factor": (2.5, 1.0)},

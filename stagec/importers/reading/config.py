@@ -142,6 +142,10 @@ class Config:
             return self._default(keys, default)
         if not _is_integer(value, least, most):
             raise self.wrong(key, f"an integer from {least} to {most:,}")
+        for other in keys:
+            stated = self._members[other].value if other in self._members else None
+            if not (stated is None or _same(stated, value)):
+                raise self.refuse(other, f"is {_shown(stated)}, but '{key}' is {value}")
         return value
 
     def expect_value(self, key: str) -> None:
