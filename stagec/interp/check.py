@@ -79,8 +79,8 @@ class NumericCheck:
         inputs = random_inputs(before.functions[0].body.args, whole, 0)
         if not is_staged(module):
             inputs |= _parts_of(before, self._origins, module, inputs)
-            fresh = [a for a in module.main.body.args if a.name not in inputs]
-            inputs |= random_inputs(fresh, whole, 0)
+        args = [a for func in module.functions for a in func.body.args if a.tensor.part is None]
+        inputs |= random_inputs([a for a in args if a.name not in inputs], whole, 0)
         expected = _run(before, sizes, inputs, f"before pass '{name}'")
         _compare(name, module, expected, _run(module, sizes, inputs, f"after pass '{name}'"))
         self.checked.append(name)

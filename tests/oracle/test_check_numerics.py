@@ -119,6 +119,24 @@ FOUR_MICROBATCHES = """stg.module @m {
   }
 }
 """
+BUFFERS_OF_STAGES = """stg.module @m {
+  stg.symbols[L = 2, B = 4, D = 2]
+  stg.mesh @pod[pp = 2]
+  stg.strategy @s {
+    stg.microbatches[count = 2, split = B]
+    stg.pipeline[over = pp, schedule = "1f1b"]
+    stg.stage_buffers[received = ahead]
+  }
+  stg.func @f(%x: f32[B, D], %w: f32[L, D, D | param]) -> f32[] {
+    %y = stg.repeat[count = L] (%h: f32[B, D] = %x, %w_i: f32[D, D] = %w) {
+      %z = stg.einsum["bd,de->be"](%h, %w_i)
+      stg.yield(%z)
+    }
+    %l = stg.sum["bd->"](%y)
+    stg.return(%l)
+  }
+}
+"""
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,partition"
 
 
@@ -208,6 +226,7 @@ def test_literal_sizes_that_do_not_become_small_are_refused(tmp_path: Path) -> N
             ROWS_BEFORE_COLUMNS, "infer-shapes,partition", id="columns split after all rows"
         ),
         pytest.param(FOUR_MICROBATCHES, STEP, id="more microbatches than tiny sizes have"),
+        pytest.param(BUFFERS_OF_STAGES, f"{STEP},stages", id="buffers that stages receive into"),
     ],
 )
 def test_a_correct_program_has_no_finding(tmp_path: Path, text: str, passes: str) -> None:
