@@ -150,15 +150,11 @@ class FlashAttention(_Flash):
         }
 
     def _by_head(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
-        """If a head of queries is concatenated of parts (`torch.cat`), its tokens are consecutive
-        in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
+        """If a head of queries is concatenated of parts (`torch.cat`), or copied, its tokens are
+        consecutive in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
         flash_api.cpp), and is copied for the following product (`transpose(1, 2).contiguous()` of
         transformers)."""
-        made = op.operands[0].producer
-        while made is not None and made.has(Recasts):
-            made = made.operands[0].producer
-        part = made is not None and isinstance(made.definition, RotaryEmbedding)
-        if made is None or not part or "first" not in made.attrs or made.flag("by_token"):
+        if not (op.flag("by_head") or _is_concatenated(op.operands[0])):
             return None
         first, *others = self._with_operands(b, op, op.operands)
         return [b.value("stg.reorder", [first], hint=f"{first.name}_o"), *others]
@@ -234,6 +230,16 @@ def _has_norm(keys: Value) -> bool:
     while op is not None and (op.has(Recasts) or isinstance(op.definition, RotaryEmbedding)):
         op = op.operands[0].producer
     return op is not None and isinstance(op.definition, WithVectors)
+
+
+def _is_concatenated(queries: Value) -> bool:
+    """Whether model code concatenates rotated parts of heads with others."""
+    made = queries.producer
+    while made is not None and made.has(Recasts):
+        made = made.operands[0].producer
+    if made is None or not isinstance(made.definition, RotaryEmbedding):
+        return False
+    return "first" in made.attrs and not made.flag("by_token")
 
 
 class AttentionGrad(_Flash):

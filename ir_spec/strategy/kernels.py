@@ -176,10 +176,10 @@ class KernelsOp(Statement):
     separate product (attributes of ops: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
     part of a product keeps the whole product. `alibi`, `sinks`, `softcap`: attention with a bias by
     distance, with sinks or with bounded scores has no kernel (`expand-attention`).
-    `joined_queries`: the result of attention over partly rotated queries is copied. `normed_keys`:
-    with norms of heads, keys of the only head on a rank are copied as well (torchtitan's Qwen3).
-    `gate_in_place` is an optimization of compilers: the gradients of gate and up overwrite these,
-    of which Inductor can overwrite one while the kernel runs.
+    `joined_queries`: the result of attention over queries that are partly rotated, or copied, is
+    copied. `normed_keys`: with norms of heads, keys of the only head on a rank are copied as well
+    (torchtitan's Qwen3). `gate_in_place` is an optimization of compilers: the gradients of gate and
+    up overwrite these, of which Inductor can overwrite one while the kernel runs.
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
     result is in the order of heads, so it is copied for the following product, and backward keeps

@@ -1,4 +1,4 @@
-"""hold-inputs: adds tokens, rotation tables and masks to the program, and so to its memory plan."""
+"""hold-inputs: adds the batch, rotation tables and masks to the program and its memory plan."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,9 +31,9 @@ from stagec.sharding.stages import accumulation
 
 
 class HoldInputs(Pass):
-    """Give a function buffers for tokens in 64 bits and for rotation tables, as `stg.inputs`
-    states. Tables that forward computes instead stay until backward ends. In pipeline stages no
-    table is computed.
+    """Give a function buffers for the batch, with tokens in 64 bits, and for rotation tables, as
+    `stg.inputs` states. Tables that forward computes instead stay until backward ends. In pipeline
+    stages no table is computed.
 
     Where forward computes tables and attention is unfused, except as `math`, it also makes masks in
     the type of the carried activations: one for causal attention and one for each window
@@ -105,7 +105,7 @@ class HoldInputs(Pass):
                         _make(module, func, "buckets", [_buckets(op)], [op])
             tables_kept += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
-                _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
+                _hold_batch(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
         if rule.rotations != NONE and not tables_kept:
             why = "no layer rotates, or all are in stages of a pipeline, which make no tables"
             said = f"'rotations = {rule.rotations}' of 'stg.inputs' changes nothing: {why}"
@@ -215,9 +215,12 @@ def _ids(func: Operation) -> list[Value]:
     return [a for a in func.body.args if not a.tensor.role and a.tensor.dtype not in FLOATS]
 
 
-def _hold_tokens(func: Operation, ids: Sequence[Value]) -> None:
-    """Add a buffer of twice the size for tokens, and for labels if they have their own. All
-    pipeline stages have both."""
+def _hold_batch(func: Operation, ids: Sequence[Value]) -> None:
+    """Add a buffer of twice the size for tokens, and for labels if they have their own, which all
+    pipeline stages have, and one for each other argument, such as pixels."""
+    others = [a for a in func.body.args if not a.tensor.role and a.tensor.dtype in FLOATS]
+    for arg in others:
+        func.body.add_arg(f"batch_{arg.name}", replace(arg.tensor, role="bucket"), arg.loc)
     for arg in ids:
         dims = (Dim(const(2)), *arg.tensor.dims)
         type_ = replace(arg.tensor, dims=dims, role="bucket")

@@ -25,6 +25,7 @@ from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Wide
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.convolution import Convolution
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.ops.quantized import FORMATS
@@ -291,11 +292,11 @@ def _product_of(value: Value) -> Operation | None:
 
 
 def _adds_bias(op: Operation) -> bool:
-    """Whether an operation adds a bias to a product, which is one call of `linear`."""
+    """Whether an operation adds a bias to a product or a convolution, in one call."""
     if not isinstance(op.definition, Add) or len(op.operands) != 2:
         return False
     product, bias = op.operands[0].producer, op.operands[1]
-    made = product is not None and isinstance(product.definition, Einsum)
+    made = product is not None and isinstance(product.definition, Einsum | Convolution)
     return made and is_parameter(bias) and bias.tensor.rank < op.operands[0].tensor.rank
 
 

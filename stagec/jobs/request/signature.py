@@ -275,7 +275,8 @@ class JobFlags(TypedDict, total=False):
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
     grad_collective: Literal["reduce-scatter", "all-reduce"] | None
-    #: Count tokens and labels as memory, in 64 bits: in one tensor (shared) or two (each).
+    #: Count the batch as memory, tokens and labels in 64 bits: in one tensor (shared) or two
+    #: (each).
     token_buffers: Literal["none", "shared", "each"] | None
     #: Count the tables of rotary embeddings: made by forward and kept until backward ends (made),
     #: or a buffer in fp32 that stays across steps, of complex numbers (buffer) or of cosines and
