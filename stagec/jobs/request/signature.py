@@ -289,8 +289,8 @@ class JobFlags(TypedDict, total=False):
     #: leaves out what only the gradient of its input needs (needed).
     first_saved: Literal["all", "needed"] | None
     #: A checkpoint computes its block again up to the last operation that backward needs (needed),
-    #: or all of it (whole).
-    recompute_blocks: Literal["needed", "whole"] | None
+    #: or all of it (whole), and keeps the results (replayed).
+    recompute_blocks: Literal["needed", "whole", "replayed"] | None
     #: The cross entropy is one op (fused), one that casts its logits (compiled), one op whose
     #: gradient takes the buffer of the logits (in-place: in several kernels; fused-in-place), a
     #: log-softmax and a loss (stock, or chunked: in parts of the tokens), or one op with the head,
