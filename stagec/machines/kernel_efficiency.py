@@ -80,7 +80,8 @@ class MatmulEfficiency(Rates):
     that each further load adds to the computation if the bytes of a row are not a multiple of 16,
     so that a load brings only a part of these; 0 if no such product was measured. `kernels` has the
     differences of library kernels, by the names that nodes are marked with. Defaults are rounded
-    means of H100 and B200; `step` and `tile` of A100 are three times as long.
+    means of H100 and B200; `step` of A100 is three times as long. `tile` follows from the speed of
+    a processor, see `tile_defaults`.
     """
 
     bandwidth: Share = 0.85
@@ -226,3 +227,23 @@ class MemoryEfficiency(Text):
     start: Seconds = 2.5e-6
     places: _Many = 1.33
     fitted: str = ""
+
+
+#: FLOPs of a processor at its peak in 16 bits, in the time that a tile of a product adds: 0.8e7 to
+#: 1.2e7 on A100, H100, H200, B200 and TPUs; and in that of a block of attention, 2e7 on H100.
+_TILE_FLOPS, _BLOCK_FLOPS = 1e7, 2e7
+#: FLOPs of a processor per clock for each exponential: as many as B200 has, whose are the slowest.
+_EXPONENTIAL_FLOPS = 600
+
+
+def tile_defaults(flops: float, clock: float) -> tuple[dict[str, float], dict[str, float]]:
+    """The default constants of products and of attention that depend on the size of a processor: of
+    a few large ones, as matrix units of other accelerators, or of many small ones. `flops` is the
+    peak of one in 16 bits, and `clock` its clock."""
+    block = AttentionEfficiency.model_fields["tile"].default
+    exponentials = AttentionEfficiency.model_fields["exponentials"].default
+    attention = {
+        "tile": min(_BLOCK_FLOPS / flops, block),
+        "exponentials": max(flops / clock / _EXPONENTIAL_FLOPS, exponentials),
+    }
+    return {"tile": _TILE_FLOPS / flops}, attention

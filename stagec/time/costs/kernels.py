@@ -47,9 +47,10 @@ _TILE = 256 * 128
 _NONE = 1e-30
 #: Keys of a tile of attention (arXiv 2307.08691, section 3.3; arXiv 2407.08608).
 _KEYS = 128
-#: Computing over moving up to which a kernel does not heat the device, and from where on it heats
-#: the device as much as any other one.
-_COOL, _HOT = 1 / 4, 1 / 2
+#: FLOPs for each element that a kernel moves, up to which it does not heat the device: a quarter of
+#: what H100 computes at its peaks while it moves an element of 16 or 8 bits, and B200 within 1%.
+#: From twice as many on a kernel heats the device as much as any other one.
+_COOL = 989 / 3.35 / 2
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 #: The most queries of all heads that share keys, and the widest head, that kernels for decoding
@@ -112,10 +113,7 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
         return seconds
     kept = efficiency.sustained
     share = np.array([kept.experts if _is_grouped(machine, k) else 1.0 for k in kernels])
-    products = {k.dtype for k in kernels if k.kind != "memory"}
-    peaks = {dtype: peak(machine, dtype) for dtype in products}
-    moved = machine.memory.bandwidth.value
-    busy = np.array([_busy(k, peaks.get(k.dtype, 0.0), moved) for k in kernels], dtype=float)
+    busy = np.array([_busy(k) for k in kernels], dtype=float)
     return seconds * (1 + busy * (1 / (kept.products * share) - 1))
 
 
@@ -127,14 +125,15 @@ def _is_grouped(machine: Machine, kernel: Kernel) -> bool:
     return own and kernel.form in (EXPERTS, TRITON_BLOCKS, DEEPGEMM) and kernel.extents[0] > 1
 
 
-def _busy(kernel: Kernel, peak_flops: float, bandwidth: float) -> float:
-    """How much of the loss of sustained load a product or attention has: none if it computes for
-    less than a quarter of the time in which it moves its bytes, both at peak rates, all of it if
-    for half of that time or longer, and a linear share between these (an assumption)."""
+def _busy(kernel: Kernel) -> float:
+    """How much of the loss of sustained load a product or attention has: none up to `_COOL` FLOPs
+    for each element that it moves, all of it from twice as many on, and a linear share between
+    these (an assumption). The bounds do not depend on the device: otherwise a faster memory would
+    make the start of small kernels slower."""
     if kernel.kind == "memory":
         return 0.0
-    moving, computing = kernel.bytes / bandwidth, kernel.flops / peak_flops
-    return min(max((computing / max(moving, _NONE) - _COOL) / (_HOT - _COOL), 0.0), 1.0)
+    elements = kernel.bytes / float(DTYPE_BYTES[kernel.dtype])
+    return min(max(kernel.flops / max(elements, 1) / _COOL - 1, 0.0), 1.0)
 
 
 def _seconds(
