@@ -7,6 +7,7 @@ numbers or numpy arrays. docs/accuracy.md compares them with measured tables;
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,6 +51,9 @@ _KEYS = 128
 #: Computing over moving up to which a kernel does not heat the device, and from where on it heats
 #: the device as much as any other one.
 _COOL, _HOT = 1 / 4, 1 / 2
+#: FLOPs of vectors for a weight that becomes 16 bits, without a measurement: the middle of three
+#: kernels of Hopper (H200 has 277 a clock and processor, which turn 25, 45 and 90 weights).
+_EXPANDED = 6
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 #: The most queries of all heads that share keys, and the widest head, that kernels for decoding
@@ -200,6 +204,8 @@ def matmul_seconds(
 
         compute += 2 w ceil(m / rows) / (expanding P clock)
 
+    and without a measured `expanding` with a sixth of the peak of vectors in place of that rate.
+
     Sources: tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, "Tile
     Quantization" and "Wave Quantization"; splits: NVIDIA/cutlass, media/docs/efficient_gemm.md,
     "Parallelized Reductions"; pieces: the guide of tiles, "Requirements to use Tensor Cores"
@@ -248,9 +254,14 @@ def _expanding(
     k: Floats,
     size: Floats,
 ) -> Floats:
-    """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows."""
+    """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows; none on a device
+    without measurements and units for vectors."""
     weights = np.maximum(size - 2 * batch * m * (n + k), 0)
-    a_second = c.expanding * machine.compute.processors.value * machine.compute.clock.value
+    compute = machine.compute
+    vector = compute.vector.get("f32")
+    a_second = vector.value / _EXPANDED if vector is not None else inf
+    if c.expanding is not None:
+        a_second = c.expanding * compute.processors.value * compute.clock.value
     seconds: Floats = 2 * weights * np.ceil(m / c.expanded_rows) / a_second
     return seconds
 
