@@ -621,8 +621,8 @@ def test_queries_split_over_ranks_have_no_cliffs(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a100-80g", "l40s", "mi300x", "h200", "b200"])
 def test_weights_of_4_bits_take_time_to_become_16(name: str) -> None:
-    """On every device with units for vectors, not less for more rows, and less than twice as long as
-    weights in 16 bits; on a TPU, which states none, no time."""
+    """On every device with units for vectors, not less for more rows, and less than twice the time
+    of weights in 16 bits; on a TPU, which states none, no time."""
     n, k = 8192, 8192
     size = n * k / 2
 
