@@ -77,10 +77,11 @@ class MatmulEfficiency(Rates):
     `expanding` is the number of 4-bit weights that one processor converts to 16 bits per clock, in
     kernels that multiply them by 16-bit activations, once for each block of `expanded_rows` rows;
     by default a weight takes 6 FLOPs of vectors, the middle of three kernels of Hopper, of which
-    25, 45 and 90 weights are 11, 6 and 3. `unaligned` is the share that each further load adds to the computation if the bytes of a row are not a multiple of 16,
-    so that a load brings only a part of these; 0 if no such product was measured. `kernels` has the
-    differences of library kernels, by the names that nodes are marked with. Defaults are rounded
-    means of H100 and B200; `step` and `tile` of A100 are three times as long.
+    25, 45 and 90 weights are 11, 6 and 3. `unaligned` is the share that each further load adds to
+    the computation if the bytes of a row are not a multiple of 16, so that a load brings only a
+    part of these; 0 if no such product was measured. `kernels` has the differences of library
+    kernels, by the names that nodes are marked with. Defaults are rounded means of H100 and B200;
+    `step` and `tile` of A100 are three times as long.
     """
 
     bandwidth: Share = 0.85
