@@ -76,12 +76,13 @@ class MatmulEfficiency(Rates):
     the only tile of a kernel, its rows and columns; by default all of a library are tried.
     `expanding` is the number of 4-bit weights that one processor converts to 16 bits per clock, in
     kernels that multiply them by 16-bit activations, once for each block of `expanded_rows` rows;
-    the default is the middle of three kernels of Hopper (25, 45 and 90). `unaligned` is the share
-    that each further load adds to the computation if the bytes of a row are not a multiple of 16,
-    so that a load brings only a part of these; 0 if no such product was measured. `kernels` has the
-    differences of library kernels, by the names that nodes are marked with. Defaults are rounded
-    means of H100 and B200; `step` of A100 is three times as long. `tile` follows from the speed of
-    a processor, see `tile_defaults`.
+    by default a weight takes 6 FLOPs of vectors, the middle of three kernels of Hopper, of which
+    25, 45 and 90 weights are 11, 6 and 3. `unaligned` is the share that each further load adds to
+    the computation if the bytes of a row are not a multiple of 16, so that a load brings only a
+    part of these; 0 if no such product was measured. `kernels` has the differences of library
+    kernels, by the names that nodes are marked with. Defaults are rounded means of H100 and B200;
+    `step` of A100 is three times as long. `tile` follows from the speed of a processor, see
+    `tile_defaults`.
     """
 
     bandwidth: Share = 0.85
@@ -92,7 +93,7 @@ class MatmulEfficiency(Rates):
     reduction: Seconds = 2.5e-6
     group: Seconds = 0.0
     block: _Block | None = None
-    expanding: _Many = 45.0
+    expanding: _Many | None = None
     expanded_rows: int = Field(default=128, gt=0)
     expanding_fitted: str = ""
     unaligned: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

@@ -7,6 +7,7 @@ numbers or numpy arrays. docs/accuracy.md compares them with measured tables;
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -51,6 +52,9 @@ _KEYS = 128
 #: what H100 computes at its peaks while it moves an element of 16 or 8 bits, and B200 within 1%.
 #: From twice as many on a kernel heats the device as much as any other one.
 _COOL = 989 / 3.35 / 2
+#: FLOPs of vectors for a weight that becomes 16 bits, without a measurement: the middle of three
+#: kernels of Hopper (H200 has 277 a clock and processor, which turn 25, 45 and 90 weights).
+_EXPANDED = 6
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 #: The most queries of all heads that share keys, and the widest head, that kernels for decoding
@@ -199,6 +203,8 @@ def matmul_seconds(
 
         compute += 2 w ceil(m / rows) / (expanding P clock)
 
+    and without a measured `expanding` with a sixth of the peak of vectors in place of that rate.
+
     Sources: tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, "Tile
     Quantization" and "Wave Quantization"; splits: NVIDIA/cutlass, media/docs/efficient_gemm.md,
     "Parallelized Reductions"; pieces: the guide of tiles, "Requirements to use Tensor Cores"
@@ -247,9 +253,14 @@ def _expanding(
     k: Floats,
     size: Floats,
 ) -> Floats:
-    """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows."""
+    """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows; none on a device
+    without measurements and units for vectors."""
     weights = np.maximum(size - 2 * batch * m * (n + k), 0)
-    a_second = c.expanding * machine.compute.processors.value * machine.compute.clock.value
+    compute = machine.compute
+    vector = compute.vector.get("f32")
+    a_second = vector.value / _EXPANDED if vector is not None else inf
+    if c.expanding is not None:
+        a_second = c.expanding * compute.processors.value * compute.clock.value
     seconds: Floats = 2 * weights * np.ceil(m / c.expanded_rows) / a_second
     return seconds
 
