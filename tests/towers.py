@@ -397,6 +397,18 @@ TOWERS: Mapping[str, Keys] = {
         "vision_config": {**_VISION, "model_type": "minicpmv4_6_vision"},
         "merger_times": 2,
     },
+    "kimi_vl": {
+        "text_config": {
+            **{**_LLAMA, "moe_intermediate_size": 8, "n_routed_experts": 4, "q_lora_rank": None},
+            **{"num_experts_per_tok": 2, "kv_lora_rank": 8, "qk_nope_head_dim": 4},
+            **{"qk_rope_head_dim": 2, "v_head_dim": 4, "first_k_dense_replace": 1, "n_group": 1},
+            **{"topk_group": 1, "max_position_embeddings": 16},
+        },
+        "vision_config": {
+            **{"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 8, "patch_size": 2},
+            **{"init_pos_emb_height": 4, "init_pos_emb_width": 4},
+        },
+    },
     "phi3_v": {**_LLAMA, "max_position_embeddings": 16},
     "phi4_multimodal": {
         **_LLAMA,

@@ -200,6 +200,14 @@ def test_two_names_of_a_size_have_one_value() -> None:
         imported({**config, "num_local_experts": 8})
 
 
+def test_a_size_of_the_language_model_is_that_of_the_whole() -> None:
+    config = small("qwen2_5_vl")
+    again = {"hidden_size": config["hidden_size"], "bos_token_id": 5}
+    imported({**config, "bos_token_id": 3, "text_config": again})
+    with pytest.raises(DiagnosticError, match=r"'text_config.hidden_size' is 8, but 'hidden_"):
+        imported({**config, "text_config": {"hidden_size": 8}})
+
+
 def test_heads_of_zamba2_share_the_width_that_it_expands_to() -> None:
     config = small("zamba2")
     with pytest.raises(DiagnosticError, match=r"'mamba_headdim' gives .* elements of all heads"):
