@@ -494,6 +494,7 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "phi4mm": "phi4_multimodal",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",
     "unispeech": "wav2vec2",
@@ -521,9 +522,20 @@ _SCALED: Keys = {"rope_scaling": (None, {"rope_type": "linear", "factor": 2.0})}
 _ACTIVATIONS = ("gelu", "relu", "relu2", "silu")
 #: Keys that change what a family computes, with values to try.
 FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "llama": {**_LLAMA, **_SCALED, "mlp_bias": (True, False), "head_dim": (4, 8, None)},
+    "llama": {
+        **_LLAMA,
+        **_SCALED,
+        "mlp_bias": (True, False),
+        "head_dim": (4, 8, None),
+        "hidden_act": ("silu", "relu"),
+    },
     "mistral": {**_TIED, **_WINDOW, **_GROUPS},
-    "qwen2": {**_WINDOW, "use_sliding_window": (True, False), "max_window_layers": (0, 2, 4)},
+    "qwen2": {
+        **_WINDOW,
+        "use_sliding_window": (True, False),
+        "max_window_layers": (0, 2, 4),
+        "dual_chunk_attention_config": ({"chunk_size": 8}, None),
+    },
     "qwen3": {**_LLAMA, "rope_parameters": (None, {"rope_theta": 10, "rope_type": "default"})},
     "phi3": {**_WINDOW, "partial_rotary_factor": (0.5, 1.0)},
     "seed_oss": {**_LLAMA, "attention_out_bias": (True, False)},
@@ -558,6 +570,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "rms_norm_eps": (1e-5, None),
     },
     "minicpmv": {"version": (2.6, 4.0, 4.5)},
+    "molmo": {"attention_layer_norm": (True, False), "norm_after": (True, False)},
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},
     "laguna": {"gating": ("per-head", True), "moe_routed_scaling_factor": (2.5, 1.0)},

@@ -397,6 +397,65 @@ TOWERS: Mapping[str, Keys] = {
         "vision_config": {**_VISION, "model_type": "minicpmv4_6_vision"},
         "merger_times": 2,
     },
+    "kimi_vl": {
+        "text_config": {
+            **{**_LLAMA, "moe_intermediate_size": 8, "n_routed_experts": 4, "q_lora_rank": None},
+            **{"num_experts_per_tok": 2, "kv_lora_rank": 8, "qk_nope_head_dim": 4},
+            **{"qk_rope_head_dim": 2, "v_head_dim": 4, "first_k_dense_replace": 1, "n_group": 1},
+            **{"topk_group": 1, "max_position_embeddings": 16},
+        },
+        "vision_config": {
+            **{"hidden_size": 8, "num_hidden_layers": 2, "intermediate_size": 8, "patch_size": 2},
+            **{"init_pos_emb_height": 4, "init_pos_emb_width": 4},
+        },
+    },
+    "phi3_v": {**_LLAMA, "max_position_embeddings": 16},
+    "phi4_multimodal": {
+        **_LLAMA,
+        "max_position_embeddings": 16,
+        "vision_config": {**_VISION, "num_hidden_layers": 2},
+        "audio_config": {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_blocks": 2,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 8,
+            "input_size": 9,
+            "depthwise_separable_out_channel": 8,
+            "time_reduction": 4,
+            "kernel_size": 2,
+            "nemo_conv_channels": 4,
+            "bias_max_distance": 4,
+        },
+    },
+    "molmo": {**_LLAMA, "qkv_bias": True},
+    "molmo2": {
+        "text_config": {
+            **_LLAMA,
+            "model_type": "molmo2_text",
+            "max_position_embeddings": 16,
+            "head_dim": 4,
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+            "rope_scaling_layers": [1, 2],
+        },
+        "vit_config": {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "image_default_input_size": [4, 4],
+            "image_patch_size": 2,
+        },
+        "adapter_config": {
+            "vit_layers": [-3, -4],
+            "hidden_size": 8,
+            "num_attention_heads": 2,
+            "head_dim": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 8,
+            "text_hidden_size": 16,
+        },
+    },
     "internvl_chat": {
         "llm_config": {**_LLAMA, "model_type": "qwen2"},
         "vision_config": {**_VISION, "model_type": "intern_vit_6b", "image_size": 6},
@@ -503,6 +562,8 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "hubert": {"S": 8},
     "wavlm": {"S": 8},
     "switch_transformers": {"S": 16, "T": 16},
+    "molmo": {"D_v": 4, "F_v": 4, "L_v": 1, "P_v": 1, "N_v": 4},
+    "phi3_v": {"D_v": 4, "F_v": 4, "L_v": 1, "P_v": 1, "N_v": 4},
 }
 
 

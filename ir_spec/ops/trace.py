@@ -222,7 +222,8 @@ class CompOp(NodeOp):
         Param(
             "form",
             "name",
-            "of attention: its kernel of a library (stg.kernels); of experts: experts",
+            "of attention: its kernel of a library (stg.kernels), indexer or selects; of experts: "
+            "experts",
         ),
         Param("dtype", "name", "element type of the operands of products"),
         Param("fuses", "names", "the ops that run as one kernel"),

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
-from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 LIFETIMES = ("persistent", "freed")
 STAGED = "staged"
@@ -44,6 +44,12 @@ class GradientsRule(Record):
         "the sum before, by a kernel of its own (cast).",
         choices=SUMS,
     )
+    stand_ins: str = parameter(
+        "name",
+        "with stg.fusion[gradients], what autograd takes in place of a gradient of a block: a new "
+        "tensor (made), or one for each weight that stays across steps (kept)",
+        choices=("made", "kept"),
+    )
     collective: str = flagged(
         "grad_collective",
         "Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or "
@@ -79,6 +85,11 @@ class GradientsOp(Statement):
     `sums = cast`: if the sum over microbatches has another type, one kernel casts the gradient and
     another adds the result: 18 bytes per parameter for bf16 and fp32, not 10 (DeepSpeed,
     runtime/bf16_optimizer.py: `update_hp_grads`).
+
+    `stand_ins = kept`: Transformer Engine keeps a tensor of the shape of each weight, which blocks
+    share (transformer_engine/pytorch/module/base.py: `get_dummy_wgrad`); without, the product
+    returns a new one (megatron/core/tensor_parallel/layers.py:
+    `LinearWithGradAccumulationAndAsyncCommunication.backward`).
 
     `collective = all_reduce`: under ZeRO-1, each rank receives the sums of all gradients and uses
     the part that it updates, in twice the time of a reduce_scatter (nanotron, trainer.py:

@@ -171,7 +171,7 @@ class _TrainingStep:
         self.keeps_saved = strategy.one(SavedTensorsRule).until == "node"
         self.compiled = strategy.one(FusionRule).kind in COMPILED
         self.saves_needed = strategy.one(SavedTensorsRule).first == "needed"
-        self.whole_blocks = strategy.one(SavedTensorsRule).blocks == "whole"
+        self.blocks = strategy.one(SavedTensorsRule).blocks
         self.idle = idle_values(module)
 
     def run(self, loss: Value | None) -> None:
@@ -306,7 +306,7 @@ class _TrainingStep:
         if self.idle:
             erase_unused(region)  # so that unused values are not stashed
         keeps = {"keep_inputs": self.keeps_saved, "keep_idle": not self.compiled}
-        hand_over(self._registry, op, back, **keeps, whole=self.whole_blocks)
+        hand_over(self._registry, op, back, **keeps, blocks=self.blocks)
 
 
 class _Tape:

@@ -29,9 +29,6 @@ _OTHER_FILES: Mapping[str, str] = {
 
 #: Model types that are not read, and what of them is not modeled.
 NOT_MODELED: Mapping[str, str] = {
-    "molmo": "a tower and a projector whose sizes only its code states",
-    "phi4_multimodal": "an encoder of sounds with convolutions (Conformer)",
-    "phi4mm": "an encoder of sounds with convolutions (Conformer)",
     "glm5_next": "an indexer of pooled keys, and layers of delta nets on residual streams",
     "mistral_large4": "layers that take the latent keys of earlier ones",
     "hy_v4": "residual streams that each layer reads and writes, but does not mix",

@@ -48,7 +48,7 @@ from stagec.jobs.request.machine import remark_of, settled
 from stagec.jobs.request.options import IDEAL, JobOptions, find_preset, request, with_step
 from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving, refuse_training
 from stagec.jobs.session import Session
-from stagec.jobs.stack import StackLine, apply_stack, needed_flags, read_stack
+from stagec.jobs.stack import StackLine, apply_stack, needed_flags, of_other_steps, read_stack
 from stagec.models import library
 from stagec.pipeline.instrument import STATED, Instrument
 from stagec.pipeline.manager import PassManager
@@ -302,6 +302,8 @@ class JobBuilder:
         lines, given = self._stack, None if self.from_texts else self._given
         names = {n for op in module.declaring("symbols", "axes") for n in op.attrs}
         strategy, serves = module.ops("stg.strategy")[0], self.serving is not None
+        if lines and (problem := of_other_steps(lines, serves=serves)):
+            module.diagnostics.add(problem)
         added = apply_stack(strategy, lines, given=given, serves=serves, names=names)
         whose = {op: self._origin(op) for op in strategy.body.ops if op not in added}
         self._origins = {**whose, **added} if lines else {}

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +32,8 @@ from stagec.formats.base import (
 )
 from stagec.formats.chakra.encode import decimal_width
 from stagec.formats.chakra.format import ChakraFormat
+from stagec.formats.chakra.nodes import TraceNode, decode_node
+from stagec.formats.chakra.record_files import split_records
 from stagec.formats.registry import find_format
 from stagec.program.groups import GroupAxes, Groups, number_groups
 from stagec.program.nodes import Ints, Program
@@ -333,6 +335,16 @@ class Archive:
         return next(
             i for i, m in enumerate(self.members) if m[np.searchsorted(m, rank) % len(m)] == rank
         )
+
+    def nodes(self, rank: int) -> Iterator[TraceNode]:
+        """The nodes of a rank, without writing anything. Raises `DiagnosticError`."""
+        data = self.stored(self.class_of(rank)).rank(rank)
+        yield from nodes_of(Path(f"{self.name}.{rank}.et"), data)
+
+
+def nodes_of(path: Path, data: memoryview) -> Iterator[TraceNode]:
+    """The nodes in the bytes of a trace. Raises `TraceError`."""
+    return (decode_node(path, at, record) for at, record in split_records(path, bytes(data)))
 
 
 class StoredProgram(PatchedEncoder):

@@ -17,8 +17,8 @@ import zstandard
 from stagec.check.archive import check_archive
 from stagec.check.traces import CheckReport, check_directory
 from stagec.formats.base import Layout
-from stagec.formats.chakra.nodes import TraceError, TraceNode, decode_node
-from stagec.formats.chakra.record_files import read_trace, split_records
+from stagec.formats.chakra.nodes import TraceError
+from stagec.formats.chakra.record_files import read_trace
 from stagec.program.nodes import Ints
 from stagec.support.diagnostics import DiagnosticError
 from stagec.traces.archive import MAGIC, Archive
@@ -62,20 +62,13 @@ def test_what_is_materialized_is_what_would_have_been_written(
     assert content(tmp_path / "some") == content(tmp_path / "direct")
 
 
-def nodes_of(archive: Archive, rank: int) -> list[TraceNode]:
-    """The nodes of a rank, without its file."""
-    path = Path(f"{archive.name}.{rank}.et")
-    data = archive.stored(archive.class_of(rank)).rank(rank)
-    return [decode_node(path, at, record) for at, record in split_records(path, bytes(data))]
-
-
 @pytest.mark.long
 def test_nodes_of_a_rank_without_writing(archive: Path, direct: Path) -> None:
     opened = Archive.open(archive)
     for rank in (0, 5, 15):
-        assert nodes_of(opened, rank) == list(read_trace(direct / f"{LLAMA}.{rank}.et"))
+        assert list(opened.nodes(rank)) == list(read_trace(direct / f"{LLAMA}.{rank}.et"))
     with pytest.raises(DiagnosticError, match="there is no rank 16"):
-        nodes_of(opened, 16)
+        list(opened.nodes(16))
 
 
 def test_two_archives_of_a_job_are_the_same_bytes(archive: Path, tmp_path: Path) -> None:
@@ -148,7 +141,7 @@ def outcome(path: Path) -> str:
     try:
         report = check_archive(path)
         for rank in (0, 15):
-            nodes_of(Archive.open(path), rank)
+            list(Archive.open(path).nodes(rank))
     except (DiagnosticError, TraceError) as problem:
         return str(problem)
     return "" if report.ok() else str(report.errors[0])

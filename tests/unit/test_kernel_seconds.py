@@ -617,3 +617,26 @@ def test_queries_split_over_ranks_have_no_cliffs(name: str) -> None:
     seconds = kernel_seconds(load_machine(name), kernels)
     assert (seconds[1:] > seconds[:-1]).all()
     assert (seconds[1:] < 1.06 * seconds[:-1]).all()
+
+
+@pytest.mark.parametrize("name", ["a100-80g", "l40s", "mi300x", "h200", "b200"])
+def test_weights_of_4_bits_take_time_to_become_16(name: str) -> None:
+    """On every device with units for vectors, not less for more rows, and less than twice the time
+    of weights in 16 bits; on a TPU, which states none, no time."""
+    n, k = 8192, 8192
+    size = n * k / 2
+
+    def seconds(machine: str, rows: int, form: str) -> float:
+        moved = size + 2 * rows * (n + k)
+        return float(matmul_seconds(load_machine(machine), "bf16", 1, rows, n, k, moved, form=form))
+
+    rows = (1, 16, 64, 128)
+    expanded = [seconds(name, m, "expands") for m in rows]
+    assert expanded == sorted(expanded)
+    for m, own in zip(rows, expanded, strict=True):
+        wide = float(
+            matmul_seconds(load_machine(name), "bf16", 1, m, n, k, 2 * n * k + 2 * m * (n + k))
+        )
+        assert seconds(name, m, "") <= own < 2 * wide
+    assert seconds(name, rows[-1], "") < expanded[-1]
+    assert seconds("tpu-v5e", 16, "expands") == seconds("tpu-v5e", 16, "")

@@ -119,6 +119,12 @@ def siglip(vision: Config, text: ModelText) -> Idle:
     headed = vision.flag("vision_use_head", default=False)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
     vision.skip("max_image_size", "vocab_size")
+    vision.finish()
+    return as_siglip(text, headed=headed)
+
+
+def as_siglip(text: ModelText, *, headed: bool) -> Idle:
+    """A tower with learned positions and a norm after its layers, maybe with a pooling head."""
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v", "D_v")
     idle.param("positions", "N_v, D_v")
@@ -130,11 +136,10 @@ def siglip(vision: Config, text: ModelText) -> Idle:
         idle.norm("head_norm", "D_v")
         idle.matrix("head_up", "D_v, F_v", "F_v")
         idle.matrix("head_down", "F_v, D_v", "D_v")
-    vision.finish()
     return idle
 
 
-def _as_clip(text: ModelText) -> Idle:
+def as_clip(text: ModelText) -> Idle:
     """A tower with a class token, learned positions, and a norm before and after its layers."""
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v")
@@ -151,7 +156,7 @@ def clip(vision: Config, text: ModelText) -> Idle:
     read_idle(vision, text, width=768, inner=3072, layers=12, patch=32)
     image_tokens(vision, text, 224)
     vision.skip("projection_dim", "vocab_size")
-    idle = _as_clip(text)
+    idle = as_clip(text)
     vision.finish()
     return idle
 
@@ -185,7 +190,7 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
         raise vision.refuse("pixel_shuffle_ratio", "does not give the width in 'intermediate_size'")
     vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")
     vision.skip("multi_modal_projector_bias", "projector_dropout", "rope_parameters")
-    idle = _as_clip(text)
+    idle = as_clip(text)
     idle.matrix("adapter_in", "F_v, U_v")
     idle.matrix("adapter_out", "U_v, O_v")
     idle.matrix("projector", "O_v, D")

@@ -256,7 +256,8 @@ def _factor(scaling: Config) -> Fraction:
 
 def _original(scaling: Config, config: Config) -> int:
     key = "original_max_position_embeddings"
-    return scaling.size(key, default=config.size(key, _LONGEST, default=8192))
+    longest = config.size(_LONGEST, default=8192)
+    return scaling.size(key, default=config.size(key, default=longest))
 
 
 def _changed(name: str, value: Fraction, usual: int) -> list[str]:

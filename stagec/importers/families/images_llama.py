@@ -103,7 +103,7 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
 def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int]) -> None:
     """Append the tower and the projector: `%images` [B, X_v*(E_v^2 + 1), D]."""
     mlp = FeedForward(read_activation(vision, "hidden_act"), gated=False, bias=True)
-    attention = MultiHead("", name="tile_attention").write(text, "H_v")
+    attention = MultiHead("", name="tile_attention", wide=True).write(text, "H_v")
     parts = [
         Sublayer(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
         Sublayer(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),

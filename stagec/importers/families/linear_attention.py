@@ -279,7 +279,8 @@ def read_bailing_hybrid(config: Config) -> ModelText:
     full = [t == among[1] for t in types] or [(i + 1) % every == 0 for i in range(model.count)]
     text.symbol("H_m", model.heads, "num_attention_heads")
     # the class sets head_dim to the rotated elements, and keeps the value in linear_head_dim
-    read_size(config, text, "P", "linear_head_dim", "head_dim", default=128)
+    dim = config.size("head_dim", default=128)
+    read_size(config, text, "P", "linear_head_dim", default=dim)
     read_size(config, text, "W_m", "short_conv_kernel_size", default=4)
     text.symbol("Q_m", 64, "tokens of a chunk, by the kernels")
     if config.flag("kda_safe_gate", default=True):

@@ -94,6 +94,9 @@ def read_zamba2(config: Config) -> ModelText:
     config.only("use_long_context", False)
     read_size(config, text, "A", "adapter_rank", default=128)
     mamba = read_mamba2(config, text, _KEYS, heads=80, state=64, norm="groups")
+    inner, joined = text.value("H_m") * text.value("P"), config.size("mamba_expand", default=2)
+    if inner != joined * text.value("D"):
+        raise config.refuse("mamba_headdim", f"gives {inner} elements of all heads, not {joined} D")
     options: list[str] = []
     if config.flag("use_mem_rope", default=False):
         options.append(f"rope = ({read_rope(config, text).statics()})")

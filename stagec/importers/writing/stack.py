@@ -134,7 +134,7 @@ class Decoder:
     """A decoder without its layers: embedding and head. A `tied` head uses the embedding table.
 
     `embed_scale` and `logit_scale` multiply the embeddings and the logits. The table may have
-    another width, the symbol `narrow`, with products from and to it.
+    another width, the symbol `narrow`, with products from and to it, and `more` rows than logits.
     """
 
     norm: Norm | None = RMS
@@ -146,6 +146,7 @@ class Decoder:
     logit_cap: Fraction | None = None
     positions: Positions | None = None
     narrow: str = ""
+    more: str = ""
 
     def write(
         self, text: ModelText, kinds: Mapping[str, LayerKind], order: Sequence[str]
@@ -164,7 +165,8 @@ class Decoder:
 
     def embed(self, body: Body, out: str) -> tuple[str, str]:
         """Append the embedding of `%tokens`, and return its name, `out`, and that of the table."""
-        table = body.param("embed", f"V, {self.narrow or 'D'}")
+        rows = f"V + {self.more}" if self.more else "V"
+        table = body.param("embed", f"{rows}, {self.narrow or 'D'}")
         steps = [f"stg.embedding({table}, {{}})"]
         if self.narrow:
             weight = body.param("project_in", f"{self.narrow}, D")
