@@ -123,7 +123,7 @@ def _write_tower(
     merged.append(projector.call("image0", merge, last))
     text.scope(body, "projector", ", ".join(seen), projector, *merged)
     for number in range(len(deep)):
-        zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})  // for text")
+        zeros = body.let(f"zeros{number}", f"stg.scale[by = 0]({_WORDS})", "for text")
         body.let(f"deep{number}", f"stg.merge_rows({zeros}, %m{number}, %merged)")
     return body.let("image", 'stg.reshape["bsd->bsd"](%image0)')  # a part may end here
 
