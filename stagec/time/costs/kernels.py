@@ -385,15 +385,11 @@ def attention_seconds(
     return c.start + merge + _hidden(compute, _moving(machine, size, c.bandwidth), c.overlap)
 
 
-def _pack(queries: Floats, heads: Floats, block: int) -> Floats:
+def _pack(queries: Floats, heads: Floats, block: int) -> NDArray[np.bool_]:
     """Whether queries of these heads fill their blocks better together than those of one head
     alone, by a tenth (Dao-AILab/flash-attention, hopper/heuristics.h: `should_pack_gqa`)."""
-
-    def filled(rows: Floats) -> Floats:
-        return rows / (block * np.ceil(rows / block))
-
-    fuller: Floats = filled(queries) < _FULLER * filled(queries * heads)
-    return fuller
+    alone, together = (rows / np.ceil(rows / block) for rows in (queries, queries * heads))
+    return np.asarray(alone < _FULLER * together)
 
 
 def _moving(machine: Machine, size: Floats, share: float | None = None) -> Floats:
