@@ -49,7 +49,8 @@ class AutocastOp(Statement):
     if the model computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, or under
     ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP. Without FSDP it does
     nothing with tensor parallelism or a pipeline either (`split = left`; distributed/utils.py:
-    `maybe_enable_amp`), which a job that states `on` by itself does not take from a stack.
+    `maybe_enable_amp`), which a job that states `on` by itself does not take from a stack. Expert
+    parallelism does not count.
 
     The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
     activation is cast by each product that takes it, and backward keeps each of these copies. A
