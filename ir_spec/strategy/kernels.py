@@ -70,8 +70,8 @@ class KernelsRule(Record):
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, normed_keys, route, "
             "part_of, clamp, expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, "
-            "alibi, sinks, softcap; or none of a stack's (none); gate_in_place: as kernels of a compiler "
-            "overwrite gate and up. Backward keeps the tensors that each operation saves.",
+            "alibi, sinks, softcap; or none of a stack's (none); gate_in_place: as kernels of a "
+            "compiler overwrite gate and up. Backward keeps the tensors that each operation saves.",
             "names",
             "",
             metavar="OP,...",
