@@ -50,13 +50,16 @@ class Body:
     def __init__(self, *lines: str) -> None:
         self.lines = [*lines]
 
-    def param(self, name: str, dims: str, role: str = "") -> str:
+    def param(
+        self, name: str, dims: str, comment: str = "", dtype: str = "bf16", role: str = ""
+    ) -> str:
         """Declare a parameter with these dimensions, and return its name with the percent sign."""
-        return self.let(name, f"stg.param : bf16[{dims}{f' | {role}' if role else ''}]")
+        kind = f"{dtype}[{dims}{f' | {role}' if role else ''}]"
+        return self.let(name, f"stg.param : {kind}", comment)
 
-    def let(self, name: str, op: str) -> str:
+    def let(self, name: str, op: str, comment: str = "") -> str:
         """Append `%name = op`, and return the name with the percent sign."""
-        self.lines.append(f"%{name} = {op}")
+        self.lines.append(f"%{name} = {op}" + (f"  // {comment}" if comment else ""))
         return f"%{name}"
 
     def call(self, name: str, block: Callee, *operands: str) -> str:
@@ -161,9 +164,10 @@ class ModelText:
         self.used.update(symbols.split())
         return Callee(function or block, given)
 
-    def function(self, name: str, args: str, body: Body) -> Callee:
+    def function(self, name: str, args: str, body: Body, comment: str = "") -> Callee:
         """Add a private function. A second one of that name must be equal."""
-        lines = [f"stg.func @{name}[private] ({args}) {{"]
+        lines = [f"// {line}" for line in comment.splitlines()]
+        lines += [f"stg.func @{name}[private] ({args}) {{"]
         lines += ["  " + line for line in body.all(params_first=True)] + ["}"]
         if self.functions.setdefault(name, lines) != lines:
             raise ValueError(f"two functions @{name}")
@@ -176,9 +180,9 @@ class ModelText:
         inner.do(f"stg.return({values})")
         body.do(f"{values} = stg.call @{self.function(name, operands, inner)}({operands})")
 
-    def train(self, args: str, body: Body) -> ModelText:
+    def train(self, args: str, body: Body, result: str = "f32[]") -> ModelText:
         """Add the main function, and return the text."""
-        head = f"stg.func @train ({args}) -> f32[] {{"
+        head = f"stg.func @train ({args}) -> {result} {{"
         self.functions["train"] = [head, *("  " + line for line in body.all()), "}"]
         return self
 

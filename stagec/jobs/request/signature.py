@@ -272,6 +272,9 @@ class JobFlags(TypedDict, total=False):
     #: A gradient is added to the sum of microbatches as it is (direct), or cast to the type of the
     #: sum before, by a kernel of its own (cast).
     grad_sums: Literal["direct", "cast"] | None
+    #: Copy gradients that ZeRO reduces into a buffer of N elements (0: none), as reduce_bucket_size
+    #: of DeepSpeed.
+    grad_flat: int | None
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
     grad_collective: Literal["reduce-scatter", "all-reduce"] | None
