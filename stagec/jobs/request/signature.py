@@ -326,8 +326,9 @@ class JobFlags(TypedDict, total=False):
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
     #: expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a
-    #: stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up. Backward keeps
-    #: the tensors that each operation saves.
+    #: stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up,
+    #: gate_up_in_place and norm_in_place: as those of Liger do. Backward keeps the tensors that
+    #: each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).
