@@ -229,6 +229,9 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO 0 and 1: copy gradients into flat buffers that stay across steps, and reduce those, as
     #: DDP with gradient_as_bucket_view=False.
     ddp_copies: bool | None
+    #: ZeRO 0 and 1: copy gradients into flat buffers as soon as they are complete; they are parts
+    #: of these from then on, as in DDP with gradient_as_bucket_view=True.
+    ddp_views: bool | None
     #: Activations that backward recomputes: by policy, or the results of these ops.
     recompute: str | None
     #: With --recompute full: save the results of these ops, even if backward does not read them;
