@@ -1,4 +1,5 @@
-"""Rewrites that preserve the meaning: dead code, common subexpressions, folds of single ops.
+"""Rewrites that preserve the meaning: dead code, common subexpressions, folds of single ops; and
+the repeats, slices and uses that rewrites look at.
 
 The passes of the same names call these functions, which change a module in place.
 """

@@ -1,4 +1,5 @@
-"""The layers and sections of each pipeline stage."""
+"""The pipeline stages of a module: their functions, the accumulation that they cut, and the layers
+and sections of each."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
