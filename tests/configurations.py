@@ -28,7 +28,7 @@ SMALL: Keys = {
 }
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
-    baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
+    internlm baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
     persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb
     RefinedWebModel mistral4
 """
@@ -536,6 +536,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "max_window_layers": (0, 2, 4),
         "dual_chunk_attention_config": ({"chunk_size": 8}, None),
     },
+    "internlm": {"bias": (True, False), "rotary": ({"base": 10000, "type": "dynamic"}, None)},
     "qwen3": {**_LLAMA, "rope_parameters": (None, {"rope_theta": 10, "rope_type": "default"})},
     "phi3": {**_WINDOW, "partial_rotary_factor": (0.5, 1.0)},
     "seed_oss": {**_LLAMA, "attention_out_bias": (True, False)},

@@ -32,7 +32,7 @@ from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Term
 
 
 class FreeOp(Declaration):
-    """The end of the lifetime of buffers, after their last user."""
+    """The end of the lifetime of buffers, after their last user. A later use is an error."""
 
     name = "stg.free"
     traits = (Declares(), EndsLifetime())

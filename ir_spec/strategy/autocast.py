@@ -54,7 +54,8 @@ class AutocastOp(Statement):
     if the model computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, or under
     ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP. Without FSDP it does
     nothing with tensor parallelism or a pipeline either (`split = left`; distributed/utils.py:
-    `maybe_enable_amp`), which a job that states `on` by itself does not take from a stack.
+    `maybe_enable_amp`), which a job that states `on` by itself does not take from a stack. Expert
+    parallelism does not count.
 
     With `experts = cast`, products of experts that would be in f32 are always in `to`: PyTorch has
     grouped products in bf16 alone, so torchtitan casts rows and weights for them, and results back

@@ -71,7 +71,8 @@ class KernelsRule(Record):
             "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, normed_keys, route, "
             "part_of, clamp, expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, "
             "alibi, sinks, softcap; or none of a stack's (none); gate_in_place: as kernels of a "
-            "compiler overwrite gate and up. Backward keeps the tensors that each operation saves.",
+            "compiler overwrite gate and up, gate_up_in_place and norm_in_place: as those of Liger "
+            "do. Backward keeps the tensors that each operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -180,6 +181,8 @@ class KernelsOp(Statement):
     copied. `normed_keys`: with norms of heads, keys of the only head on a rank are copied as well
     (torchtitan's Qwen3). `gate_in_place` is an optimization of compilers: the gradients of gate and
     up overwrite these, of which Inductor can overwrite one while the kernel runs.
+    `gate_up_in_place` and `norm_in_place` are kernels of Liger: the gradients of gate and up
+    overwrite both, and that of the input of an RMSNorm overwrites that of its result.
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
     result is in the order of heads, so it is copied for the following product, and backward keeps

@@ -24,6 +24,14 @@ _OTHER_FILES: Mapping[str, str] = {
     "max_new_tokens": "a configuration of generation",
     "_from_model_config": "a configuration of generation",
     "base_model_name_or_path": "a configuration of an adapter",
+    "speculators_model_type": "a draft model of speculators",
+    "pooling_mode_cls_token": "a part of a sentence-transformers model",
+    "quantization": "a configuration of quantization",
+    "pretrained_config": "a configuration of an engine of TensorRT-LLM",
+    "mapping": "a configuration of a checkpoint of TensorRT-LLM",
+    "ssm_cfg": "a configuration of mamba_ssm",
+    "dim": "the sizes of a release's own code, such as params.json",
+    "initial_context_length": "the sizes of a release's own code",
     "train_batch_size": "a configuration of a training run",
 }
 
@@ -87,9 +95,15 @@ def _family_of(
             text.place(0),
             remedy=f"give the config.json of {base.value!r:.90}, and --lora with its target_modules"
             if base and isinstance(base.value, str)
-            else "give the config.json of a model",
+            else _named_by_class(config, known) or "give the config.json of a model",
         )
-    name = config.text(key)
+    name = config.text(key, default="")
+    if name.endswith("Pipeline"):
+        raise error(
+            f"{config.file} is an index of a pipeline of diffusers, {name!r:.60}",
+            config.place(key),
+            remedy="give the config.json in its folder 'transformer'",
+        )
     if name not in known and name in NOT_MODELED:
         raise error(
             f"the model type {name!r} is not modeled: it has {NOT_MODELED[name]}",
@@ -98,6 +112,8 @@ def _family_of(
             "it: docs/models.md, 'Add a family'",
         )
     if name not in known:
+        if not name:
+            raise config.wrong(key, "the type of a model", _named_by_class(config, known))
         others = "docs/reference/families.md lists those that are read; a plug-in may add others"
         raise error(
             f"unknown model type {name!r:.60}",
@@ -105,3 +121,11 @@ def _family_of(
             remedy=did_you_mean(name, known) or others,
         )
     return known[name]
+
+
+def _named_by_class(config: Config, known: Collection[str]) -> str | None:
+    """A remedy that names the model type of the class in `architectures`, if one begins it."""
+    names = config.strings("architectures") if config.is_list("architectures") else ()
+    plain = {name: name.replace("_", "").replace("-", "") for name in known}
+    types = [n for n, p in plain.items() if names and names[0].lower().startswith(p)]
+    return f'add the key: "model_type": "{max(types, key=len)}"' if types else None

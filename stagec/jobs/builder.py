@@ -297,13 +297,10 @@ class JobBuilder:
 
     def _add_stack(self, module: Module) -> None:
         """Add the defaults of the stack, which flags and texts override."""
-        if self.options.stack == IDEAL:
-            return
         lines, given = self._stack, None if self.from_texts else self._given
         names = {n for op in module.declaring("symbols", "axes") for n in op.attrs}
         strategy, serves = module.ops("stg.strategy")[0], self.serving is not None
-        if lines and (problem := of_other_steps(lines, serves=serves)):
-            module.diagnostics.add(problem)
+        self.session.report(*of_other_steps(lines, serves=serves))
         added = apply_stack(strategy, lines, given=given, serves=serves, names=names)
         whose = {op: self._origin(op) for op in strategy.body.ops if op not in added}
         self._origins = {**whose, **added} if lines else {}

@@ -219,17 +219,17 @@ def apply_stack(
     return origins
 
 
-def of_other_steps(lines: Sequence[StackLine], *, serves: bool) -> Diagnostic | None:
+def of_other_steps(lines: Sequence[StackLine], *, serves: bool) -> Iterator[Diagnostic]:
     """A warning about a stack of trainers in a step of serving, or of an engine in one of training.
     Engines state a scheduler; trainers have statements of training, and no scheduler."""
     engine = any(line.op.name == SchedulerOp.name for line in lines)
     if engine == serves or not (engine or any(line.definition.training for line in lines)):
-        return None
+        return
     text, remedy = "an engine, and says nothing about training", "'stagec stacks' has those that do"
     if serves:
         text = "a trainer: it has no scheduler ('stg.scheduler'), and says nothing about serving"
         remedy = "--stack vllm, sglang and trtllm do"
-    return Diagnostic(
+    yield Diagnostic(
         f"the stack {lines[-1].stack} is that of {text}", severity="warning", remedy=remedy
     )
 

@@ -10,7 +10,8 @@ Some values are recalled from the releases; both sides have the same ones. `towe
 `get_image_features` of one image of the size that the configuration states. Of `qwen-7b`, `llama-
 nemotron-super-49b`, `minicpm-v-2.6`, `molmo-7b-d`, `phi-3.5-vision` and `phi-4-multimodal-release`,
 which the reference does not have, it is the count of the release. Of `longcat-flash`, experts
-without weights have none, as in the release, and a token takes rows of 8 of its 12 experts.
+without weights have none, as in the release, and a token takes rows of 8 of its 12 experts. Of
+`internlm-7b` it is the count of Llama with biases of attention.
 """
 
 from __future__ import annotations

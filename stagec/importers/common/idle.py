@@ -5,6 +5,8 @@ declared and frozen, without computations.
 symbols that end in `_v`; parameters of its layers have the number of layers as first dimension.
 """
 
+from collections.abc import Sequence
+
 from stagec.importers.common.sizes import read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, ModelText
@@ -107,15 +109,19 @@ def image_tokens(config: Config, text: ModelText, image: int) -> None:
     text.symbol("N_v", side * side, "(image_size / patch_size)^2")
 
 
-def siglip(vision: Config, text: ModelText) -> Idle:
+def siglip(
+    vision: Config, text: ModelText, usual: Sequence[int] = (768, 3072, 12, 16, 224)
+) -> Idle:
     """Declare the tower of SigLIP (arXiv 2303.15343) or SigLIP 2 (2502.14786), which states the
-    number of patches, with its pooling head if `vision_use_head` is set."""
-    read_idle(vision, text, width=768, inner=3072, layers=12, patch=16)
+    number of patches, with its pooling head if `vision_use_head` is set. `usual` are the defaults
+    of the width, the inner width, the layers, and the sides of a patch and of an image."""
+    width, inner, layers, patch, image = usual
+    read_idle(vision, text, width=width, inner=inner, layers=layers, patch=patch)
     if vision.text("model_type", default="").startswith("siglip2"):
         read_size(vision, text, "N_v", "num_patches", default=256)
         vision.skip("image_size")
     else:
-        image_tokens(vision, text, 224)
+        image_tokens(vision, text, image)
     headed = vision.flag("vision_use_head", default=False)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
     vision.skip("max_image_size", "vocab_size")

@@ -135,6 +135,20 @@ def read_smollm3(config: Config) -> ModelText:
     return model.stack(mixers, block, Decoder(tied=model.tied(True)))
 
 
+@reads("InternLM", "internlm", features="biases by a key")
+def read_internlm(config: Config) -> ModelText:
+    """InternLM: Llama with biases of attention."""
+    rotary = config.section("rotary")
+    if rotary is not None:
+        rotary.only("type", "dynamic", "origin")
+        rotary.only("base", 10000)
+        rotary.finish()
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 103168, 2048, grouped=False))
+    biased = model.flag("bias", True)
+    mixer = Attention("H", rope=model.rope(), qkv_bias=biased, out_bias=biased)
+    return model.stack(mixer)
+
+
 @reads("InternLM2", "internlm2", features="biases by a key")
 def read_internlm2(config: Config) -> ModelText:
     """InternLM2 (arXiv 2403.17297)."""

@@ -12,7 +12,8 @@ _ABOUT = (
 #: Element types, devices, kernels: the strategy determines the execution.
 _EXECUTION = (
     "torch_dtype dtype use_bfloat16 quantization_config attn_implementation _attn_implementation "
-    "use_flash_attn flash_attention _flash_attn_2_enabled use_cache gradient_checkpointing "
+    "use_flash_attn use_flash_attention flash_attention _flash_attn_2_enabled use_cache "
+    "gradient_checkpointing "
     "pretraining_tp torchscript fuse_norm fused_mlp use_fused_rms_norm return_dict "
     "output_attentions output_hidden_states is_decoder_only chunk_size_feed_forward "
     "pruned_heads ep_size scan_layers use_parallel_embedding keys_to_ignore_at_inference "

@@ -229,6 +229,9 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO 0 and 1: copy gradients into flat buffers that stay across steps, and reduce those, as
     #: DDP with gradient_as_bucket_view=False.
     ddp_copies: bool | None
+    #: ZeRO 0 and 1: copy gradients into flat buffers as soon as they are complete; they are parts
+    #: of these from then on, as in DDP with gradient_as_bucket_view=True.
+    ddp_views: bool | None
     #: Activations that backward recomputes: by policy, or the results of these ops.
     recompute: str | None
     #: With --recompute full: save the results of these ops, even if backward does not read them;
@@ -272,6 +275,9 @@ class JobFlags(TypedDict, total=False):
     #: A gradient is added to the sum of microbatches as it is (direct), or cast to the type of the
     #: sum before, by a kernel of its own (cast).
     grad_sums: Literal["direct", "cast"] | None
+    #: Copy gradients that ZeRO reduces into a buffer of N elements (0: none), as reduce_bucket_size
+    #: of DeepSpeed.
+    grad_flat: int | None
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
     grad_collective: Literal["reduce-scatter", "all-reduce"] | None
@@ -326,8 +332,9 @@ class JobFlags(TypedDict, total=False):
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
     #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, normed_keys, route, part_of, clamp,
     #: expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap;
-    #: or none of a stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up.
-    #: Backward keeps the tensors that each operation saves.
+    #: or none of a stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up,
+    #: gate_up_in_place and norm_in_place: as those of Liger do. Backward keeps the tensors that
+    #: each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).

@@ -62,6 +62,8 @@ _ROWS = 16
 _FEW, _WIDEST = 128, 256
 #: The type of the products of an indexer in a kernel of its own.
 _INDEXED = "f8e4m3"
+#: The share of a block above which queries of one head are not packed with those of others.
+_FULLER = 0.9
 #: The elements of a head for which `step` of attention is stated, and the power of wider ones.
 _HEAD, _WIDER = 128, 0.75
 
@@ -313,12 +315,12 @@ def attention_seconds(
     `form` is the kernel of a library whose constants hold, where a machine has them.
 
     Blocks of `R` queries (`queries` of the constants) go to the P processors: `N = batch heads
-    ceil(queries / R)`. Where kernels pack heads (`packed`), and always for a single query, as in
-    decode, a block has queries of all heads that share keys: `N = batch kv_heads ceil(queries heads
-    / kv_heads / R)`. A block meets `K = ceil(keys / 128)` tiles of keys; with a causal mask, and
-    blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`, also of ranks that split the
-    queries so as to balance the mask. A tile costs its products and its
-    exponentials:
+    ceil(queries / R)`. Where kernels pack heads (`packed`), for a single query, and for so few
+    behind cached keys that they fill less than 0.9 of what they would with all heads, a block has
+    queries of all heads that share keys: `N = batch kv_heads ceil(queries heads / kv_heads / R)`. A
+    block meets `K = ceil(keys / 128)` tiles of keys; with a causal mask, and blocks of `t` tokens,
+    the mean is `(K + max(t / 128, 1)) / 2`, also of ranks that split the queries so as to balance
+    the mask. A tile costs its products and its exponentials:
 
         products = 2 R 128 (qk' + v') P / (peak rate)
         softmax = R 128 / (exponentials clock)
@@ -331,8 +333,9 @@ def attention_seconds(
     longest block. Where a window moves with the queries (`windowed`), a block of t tokens meets
     `keys + t - 1` keys, at most the `(queries + t) / 2` of a causal mask. A block with fewer
     queries has as many rows as instructions take, a multiple of 16, and `least` or more. Where
-    there is one block of queries only, as in decode, keys are split over idle processors, and a
-    second kernel merges their results. Movement and computation overlap as in products, at the
+    there is one block of queries only, as in decode, and behind cached keys, keys are split over
+    idle processors (hopper/heuristics.h: `num_splits_heuristic`), and a second kernel merges their
+    results. Movement and computation overlap as in products, at the
     bandwidth of products unless the kernel has its own.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
@@ -350,7 +353,8 @@ def attention_seconds(
     floats: list[Floats] = [np.asarray(a, dtype=float) for a in given]
     batch, heads, kv_heads, queries, keys, qk, v, size = floats
     processors = machine.compute.processors.value
-    share = np.where(c.packed | (queries == 1), heads / kv_heads, 1)  # heads in a block
+    few = (queries == 1) | ((queries < keys) & _pack(queries, heads / kv_heads, c.queries))
+    share = np.where(c.packed | few, heads / kv_heads, 1)  # heads in a block
     together = queries * share
     rows = np.minimum(c.queries, _ROWS * np.ceil(np.maximum(together, c.least) / _ROWS))
     product = 2 * _KEYS * processors / (peak(machine, dtype) * c.of(dtype))  # of a row's element
@@ -367,7 +371,7 @@ def attention_seconds(
     blocks = batch * heads / share * in_head
     longest = np.ceil(met / _KEYS)
     most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
-    parts: Floats = np.where(in_head == 1, most, 1)
+    parts: Floats = np.where((in_head == 1) | (queries < keys), most, 1)
     longest = np.ceil(longest / parts)
     blocks = blocks * parts
     waves: Floats = np.ceil(blocks / processors)
@@ -378,6 +382,13 @@ def attention_seconds(
     compute = (np.maximum(dealt, longest) * one + waves * c.tile) * longer
     merge = np.where(parts > 1, machine.efficiency.memory.start, 0.0)
     return c.start + merge + _hidden(compute, _moving(machine, size, c.bandwidth), c.overlap)
+
+
+def _pack(queries: Floats, heads: Floats, block: int) -> NDArray[np.bool_]:
+    """Whether queries of these heads fill their blocks better together than those of one head
+    alone, by a tenth (Dao-AILab/flash-attention, hopper/heuristics.h: `should_pack_gqa`)."""
+    alone, together = (rows / np.ceil(rows / block) for rows in (queries, queries * heads))
+    return np.asarray(alone < _FULLER * together)
 
 
 def _moving(machine: Machine, size: Floats, share: float | None = None) -> Floats:
