@@ -479,6 +479,13 @@ SCANS: Mapping[str, Keys] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 100},
     },
     "rwkv": {**_BASE, "intermediate_size": 16},
+    "xlstm": {
+        **{k: v for k, v in _BASE.items() if k != "num_attention_heads"},
+        "num_heads": 4,
+        "ffn_proj_factor": 1.5,
+        "ffn_round_up_to_multiple_of": 8,
+        "chunk_size": 4,
+    },
     "rwkv5": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
