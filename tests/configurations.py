@@ -501,6 +501,8 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "llava_mistral": "llava_llama",
+    "llava_qwen": "llava_llama",
     "phi4mm": "phi4_multimodal",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",
@@ -578,6 +580,10 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "rms_norm_eps": (1e-5, None),
     },
     "minicpmv": {"version": (2.6, 4.0, 4.5)},
+    "llava_llama": {
+        "mm_patch_merge_type": ("flat", "spatial_unpad"),
+        "mm_vision_tower": ("google/siglip-so400m-patch14-384",),
+    },
     "molmo": {"attention_layer_norm": (True, False), "norm_after": (True, False)},
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},
