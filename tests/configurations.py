@@ -479,6 +479,13 @@ SCANS: Mapping[str, Keys] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 100},
     },
     "rwkv": {**_BASE, "intermediate_size": 16},
+    "xlstm": {
+        **{k: v for k, v in _BASE.items() if k != "num_attention_heads"},
+        "num_heads": 4,
+        "ffn_proj_factor": 1.5,
+        "ffn_round_up_to_multiple_of": 8,
+        "chunk_size": 4,
+    },
     "rwkv5": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
@@ -494,6 +501,8 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "llava_mistral": "llava_llama",
+    "llava_qwen": "llava_llama",
     "phi4mm": "phi4_multimodal",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",
@@ -571,6 +580,10 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "rms_norm_eps": (1e-5, None),
     },
     "minicpmv": {"version": (2.6, 4.0, 4.5)},
+    "llava_llama": {
+        "mm_patch_merge_type": ("flat", "spatial_unpad"),
+        "mm_vision_tower": ("google/siglip-so400m-patch14-384",),
+    },
     "molmo": {"attention_layer_norm": (True, False), "norm_after": (True, False)},
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},

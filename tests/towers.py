@@ -430,6 +430,12 @@ TOWERS: Mapping[str, Keys] = {
         "text_config": {**_LLAMA, "max_position_embeddings": 16},
         "vision_config": {**_SEEN, "num_heads": 2, "image_size": 6, "patch_size": 2},
     },
+    "llava_llama": {
+        **_LLAMA,
+        "max_position_embeddings": 16,
+        "mm_projector_type": "mlp2x_gelu",
+        "mm_vision_tower": "openai/clip-vit-large-patch14",
+    },
     "phi3_v": {**_LLAMA, "max_position_embeddings": 16},
     "phi4_multimodal": {
         **_LLAMA,
@@ -584,6 +590,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "wavlm": {"S": 8},
     "switch_transformers": {"S": 16, "T": 16},
     "molmo": {"D_v": 4, "F_v": 4, "L_v": 1, "P_v": 1, "N_v": 4},
+    "llava_llama": {"D_v": 4, "F_v": 4, "L_v": 1, "P_v": 1, "N_v": 4},
     "phi3_v": {"D_v": 4, "F_v": 4, "L_v": 1, "P_v": 1, "N_v": 4},
 }
 

@@ -11,7 +11,9 @@ Some values are recalled from the releases; both sides have the same ones. `towe
 nemotron-super-49b`, `minicpm-v-2.6`, `molmo-7b-d`, `phi-3.5-vision` and `phi-4-multimodal-release`,
 which the reference does not have, it is the count of the release. Of `longcat-flash`, experts
 without weights have none, as in the release, and a token takes rows of 8 of its 12 experts. Of
-`internlm-7b` it is the count of Llama with biases of attention.
+`internlm-7b` it is the count of Llama with biases of attention, and of `xlstm-7b` that without the
+products of its kernel. Of LLaVA in the form of its authors it is that of the class of transformers,
+without the rows that this adds to the vocabulary.
 """
 
 from __future__ import annotations

@@ -191,6 +191,16 @@ def test_a_file_of_adapters_without_the_name_of_its_model(base: object) -> None:
     assert caught.value.diagnostics[0].remedy == "give the config.json of a model"
 
 
+def test_a_base_stands_also_in_the_object_of_its_scaling() -> None:
+    """As version 5 of transformers writes it; the same text as with the key beside it."""
+    scaling, base = {"rope_type": "linear", "factor": 2.0}, {"rope_theta": 500}
+    config = {k: v for k, v in small("llama").items() if k != "rope_theta"}
+    beside = imported({**config, **base, "rope_scaling": scaling})
+    within = imported({**config, "rope_scaling": {**scaling, **base}})
+    assert within.text() == beside.text()
+    assert within.symbols["theta"].value == 500
+
+
 def test_two_names_of_a_size_have_one_value() -> None:
     """Releases state old names beside new ones; which one a reader takes must not matter."""
     config = small("qwen3_moe")

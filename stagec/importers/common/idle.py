@@ -5,7 +5,7 @@ declared and frozen, without computations.
 symbols that end in `_v`; parameters of its layers have the number of layers as first dimension.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stagec.importers.common.sizes import read_size
 from stagec.importers.reading.config import Config
@@ -61,6 +61,33 @@ class Idle:
         self.body.do("stg.return()")
         self.text.notes.append(note.format(name=name))
         return f"stg.call @{self.text.function(name, '', self.body)}()"
+
+
+#: Towers that releases state by name only, with the sizes of their configurations.
+NAMED: Mapping[str, Mapping[str, int]] = {
+    "openai/clip-vit-large-patch14": {"D_v": 1024, "F_v": 4096, "L_v": 24, "P_v": 14, "N_v": 256},
+    "openai/clip-vit-large-patch14-336": {
+        "D_v": 1024,
+        "F_v": 4096,
+        "L_v": 24,
+        "P_v": 14,
+        "N_v": 576,
+    },
+    "google/siglip-so400m-patch14-384": {
+        "D_v": 1152,
+        "F_v": 4304,
+        "L_v": 27,
+        "P_v": 14,
+        "N_v": 729,
+    },
+}
+
+
+def declare_named(text: ModelText, name: str) -> None:
+    """Declare the sizes of a tower of this name."""
+    for symbol, value in NAMED[name].items():
+        text.symbol(symbol, value, f"of {name}")
+    text.symbol("C", 3, "channels of an image")
 
 
 def tower_of(config: Config) -> Config:

@@ -1,20 +1,16 @@
 """Phi with images and sounds: towers of CLIP or SigLIP, and a Conformer. A step of texts does not
 use them (`idle`)."""
 
-from collections.abc import Mapping
-
 from stagec.importers.common.decoder_model import Sizes
-from stagec.importers.common.idle import Idle, as_clip, as_siglip
+from stagec.importers.common.idle import Idle, as_clip, as_siglip, declare_named
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.llama import phi3_words
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import ModelText
 
-#: ViT-L/14 of CLIP for images of 336 x 336 (`CLIP_VIT_LARGE_PATCH14_336_CONFIG` in vllm/
-#: model_executor/models/phi3v.py), and SigLIP for images of 448 x 448 (`Phi4MultimodalVisionConfig`
-#: of transformers).
-_CLIP = {"D_v": 1024, "F_v": 4096, "L_v": 24, "P_v": 14, "C": 3}
+_CLIP = "openai/clip-vit-large-patch14-336"
+#: `Phi4MultimodalVisionConfig` of transformers.
 _SIGLIP = {"D_v": 1152, "F_v": 4304, "L_v": 27, "P_v": 14, "C": 3}
 _KEYS = ("hidden_size", "intermediate_size", "num_hidden_layers", "patch_size", "num_channels")
 
@@ -24,13 +20,13 @@ def read_phi3_vision(config: Config) -> ModelText:
     """Phi-3-Vision and Phi-3.5-Vision (arXiv 2404.14219): four patches of CLIP are one token."""
     seen, embedding = config.section("img_processor"), config.section("embd_layer")
     if seen is not None:
-        seen.fixed(name="clip_vision_model", model_name="openai/clip-vit-large-patch14-336")
+        seen.fixed(name="clip_vision_model", model_name=_CLIP)
         seen.fixed(image_dim_out=1024, num_img_tokens=144)
         seen.finish()
     if embedding is not None:
         _read_embedding(embedding)
     text = phi3_words(config, Sizes(3072, 8192, 32, 32, 32064, 4096))
-    _tower(None, text, _CLIP, 336)
+    declare_named(text, _CLIP)
     idle = as_clip(text)
     idle.param("row_end image_end", "4*D_v")
     _two(idle, "projector", "4*D_v")
@@ -60,7 +56,7 @@ def read_phi4_multimodal(config: Config) -> ModelText:
     config.only("img_processor")
     sizes = Sizes(3072, 8192, 32, 32, 200064, 131072, groups=8)
     text = phi3_words(config, sizes)
-    _tower(seen, text, _SIGLIP, 448)
+    _tower(seen, text)
     idle = as_siglip(text, headed=True)
     idle.param("row_end image_end", "D_v")
     _two(idle, "projector", "D_v")
@@ -87,11 +83,11 @@ def _read_embedding(embedding: Config) -> None:
         part.finish()
 
 
-def _tower(vision: Config | None, text: ModelText, usual: Mapping[str, int], image: int) -> None:
-    """Declare the sizes of a tower, which `vision` may state."""
-    for key, (symbol, value) in zip(_KEYS, usual.items(), strict=True):
+def _tower(vision: Config | None, text: ModelText) -> None:
+    """Declare the sizes of the tower, which `vision` may state."""
+    for key, (symbol, value) in zip(_KEYS, _SIGLIP.items(), strict=True):
         text.symbol(symbol, vision.side(key, default=value) if vision else value, key)
-    side = image if vision is None else vision.side("image_size", default=image)
+    side = vision.side("image_size", default=448) if vision else 448
     text.symbol("N_v", (side // text.value("P_v")) ** 2, "(image_size / patch_size)^2")
     if vision is not None:
         vision.skip("num_attention_heads", "hidden_act", "crop_size", "feature_layer", "model_type")

@@ -7,7 +7,8 @@ _ABOUT = (
     "custom_pipelines is_composition is_llama_config "
     "task_specific_params id2label label2id num_labels finetuning_task "
     "problem_type license_name tokenizer_class processor_class language unsloth_version "
-    "unsloth_fixed model_name framework save_step base_model transformers.js_config"
+    "unsloth_fixed internal_version model_name framework save_step base_model "
+    "transformers.js_config"
 )
 #: Element types, devices, kernels: the strategy determines the execution.
 _EXECUTION = (
@@ -37,6 +38,8 @@ ENDINGS = (
     *("_token_id", "_token_ids", "_token_index"),
     *("dropout", "dropout_prob", "dropout_rate", "layerdrop", "pdrop"),
 )
+#: Prefixes of keys of files, and of layers for multi-token prediction.
+BEGINNINGS = ("_", "mtp_")
 #: Initialization, small constants, auxiliary losses, and layers for multi-token prediction, which
 #: transformers leaves out too (docs/models.md).
 _TRAINING = (
@@ -46,8 +49,8 @@ _TRAINING = (
     "router_z_loss_coef seq_aux output_router_logits router_jitter_noise input_jitter_noise "
     "aux_loss_coef z_loss_coefficient router_aux_loss_coefficient "
     "z_loss_coeff load_balancing_loss_coef ce_loss_weight router_dtype "
-    "moe_router_fp32 ntk_threshold num_nextn_predict_layers num_mtp_modules mtp_transformer_layers "
-    "use_mtp mtp_num_layers"
+    "moe_router_fp32 ntk_threshold num_nextn_predict_layers num_mtp_modules "
+    "num_mtp_layers use_mtp"
 )
 #: Text generation.
 _GENERATION = (
@@ -131,4 +134,4 @@ NO_EFFECT = frozenset(
 
 def has_no_effect(key: str) -> bool:
     """Whether a key has no effect on the computation of a training step in any family."""
-    return key in NO_EFFECT or key.startswith("_") or key.endswith(ENDINGS)
+    return key in NO_EFFECT or key.startswith(BEGINNINGS) or key.endswith(ENDINGS)
