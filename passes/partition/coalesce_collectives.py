@@ -309,15 +309,13 @@ def _merge(ops: list[Operation], position: int) -> Operation:
     """Replace several ops by one, at a place where all operands exist and no result is used yet."""
     if len(ops) == 1:
         return ops[0]
-    first, region = ops[0], ops[0].parent
-    if region is None:
-        return first
+    first = ops[0]
     merged = Operation(
         first.definition, [v for op in ops for v in op.operands], first.attrs, loc=first.loc
     )
     for name in _EACH & first.attrs.keys():
         merged.attrs[name] = tuple(d for op in ops for d in _dims(op.attrs[name], len(op.operands)))
-    region.insert(position, merged)
+    first.home.insert(position, merged)
     for op in ops:
         for old in op.results:
             old.replace_with(merged.add_result(old.name, old.type, old.loc))

@@ -113,8 +113,8 @@ def drop_behind(reduction: Operation) -> None:
     """Drop gathered parameters of the unit after the reductions and slices of its gradients over
     axes other than those of ZeRO, in place: `FSDPParamGroup.post_backward` takes the gradients
     first."""
-    region, made = reduction.parent, reduction.operands[0].producer
-    if region is None or made is None or made.parent is not region:
+    region, made = reduction.home, reduction.operands[0].producer
+    if made is None or made.parent is not region:
         return
     between = region.ops[made.position() : reduction.position()]
     for op in [op for op in between if isinstance(op.definition, Reshard)]:
@@ -242,9 +242,8 @@ def update_behind_reductions(region: Region) -> None:
 
 def outside_repeats(op: Operation) -> Region:
     """The region of an operation, or that of the repeats around it."""
-    assert op.parent is not None
-    owner = op.parent.owner
-    return outside_repeats(owner) if owner.has(Repeats) else op.parent
+    owner = op.home.owner
+    return outside_repeats(owner) if owner.has(Repeats) else op.home
 
 
 def drop_with_reductions(module: Module, func: Operation) -> None:

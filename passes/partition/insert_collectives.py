@@ -156,8 +156,6 @@ class _Inserter:
 
     def _partition(self, op: Operation, special: dict[str, Axes]) -> None:
         """Replace an op with a split special factor by the ops of its `partition`."""
-        if op.parent is None:
-            return
         builder = self._before(op)
         builder.finish = lambda new: place_from_operands(new, self._facts)
         new = op.definition.partition(builder, op, special)
@@ -317,8 +315,7 @@ def _take_moved(user: Operation, move: Operation, stashed: Value) -> None:
         moves, value = [u for u, _ in user.result.uses], user.result
         value.type = stashed.tensor
         user.set_operand(0, again.result)
-        region, first = again.parent, min(moves, key=Operation.position)
-        assert region is not None
+        region, first = again.home, min(moves, key=Operation.position)
         region.ops.remove(user)
         region.insert(first.position(), user)
     for each in moves:

@@ -184,9 +184,9 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
 
 def _before(forward: Operation, gather: Operation) -> Value:
     """Move a gather that all layers share before their repeat; returns its result."""
-    if gather.parent is forward.body and forward.parent is not None:
+    if gather.parent is forward.body:
         forward.body.ops.remove(gather)
-        forward.parent.insert(forward.position(), gather)
+        forward.home.insert(forward.position(), gather)
     return gather.result
 
 

@@ -253,8 +253,7 @@ def _first_part(second: Operation) -> Operation | None:
 
 def _begins(weights: Operation) -> bool:
     """Whether a chunk is the first one of the model: it takes no value of another chunk."""
-    every = weights.parent.ops if weights.parent is not None else ()
-    actions = [op for op in every if isinstance(op.definition, ActionOp)]
+    actions = [op for op in weights.home.ops if isinstance(op.definition, ActionOp)]
     mine = (op for op in actions if op.integer("chunk") == weights.integer("chunk"))
     forward = next(op for op in mine if op.text("kind") == ActionKind.FORWARD.label)
     inside = list(forward.body.walk())

@@ -142,8 +142,7 @@ class _Split:
         self._end.set_operands([self._end.operands[i] for i in kept])
         op.results[:] = [op.results[i] for i in kept]
         renumber(op.results)
-        if op.parent is not None:
-            op.parent.insert(op.position() + 1, second)
+        op.home.insert(op.position() + 1, second)
 
     def _bound(self, second: Operation, value: Value) -> Value:
         """The argument of the second repeat for a value of the first."""

@@ -86,9 +86,7 @@ class StageStep:
         yields = self._sections.body.terminator.operands
         for value, result in zip(yields, self._old.results, strict=True):
             self._spread[result] = self._yielded(value, result)
-        body = self._old.parent
-        if body is None:
-            return
+        body = self._old.home
         for op in body.ops[:-1]:
             if op is not self._old:
                 self._op(op)

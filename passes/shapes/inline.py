@@ -197,9 +197,7 @@ class _Inliner:
         options = self._options(call, block, sizes)
         path = self._scope(at, call.text(AS, name))
         inner = replace(at, path=path, calls=(*at.calls, name), sizes=sizes)
-        body, region = block.func.body, call.parent
-        if region is None:
-            raise ValueError("a call stands in a region")
+        body, region = block.func.body, call.home
         values = dict(zip(body.args, call.operands, strict=False))
         values |= dict.fromkeys(body.args[len(call.operands) :], self._nothing)
         for arg, given in values.items():

@@ -195,5 +195,4 @@ def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     op.symbol = kind
     op.attrs["order"] = SymbolRef(order)
     drop_unused_bindings(op)
-    assert op.parent is not None
-    op.parent.insert(op.position() + 1, rest)
+    op.home.insert(op.position() + 1, rest)

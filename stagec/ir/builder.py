@@ -37,19 +37,15 @@ class Builder:
         cls, registry: Registry, op: Operation, *, loc: Loc | None = None, phase: str | None = None
     ) -> Builder:
         """A builder that inserts directly before `op`. Raises ValueError if it is in no region."""
-        if op.parent is None:
-            raise ValueError(f"'{op.name}' is not in a region")
-        return cls(registry, op.parent, op.position(), loc=loc or op.loc, phase=phase or op.phase)
+        return cls(registry, op.home, op.position(), loc=loc or op.loc, phase=phase or op.phase)
 
     @classmethod
     def after(
         cls, registry: Registry, op: Operation, *, loc: Loc | None = None, phase: str | None = None
     ) -> Builder:
         """A builder that inserts directly after `op`. Raises ValueError if it is in no region."""
-        if op.parent is None:
-            raise ValueError(f"'{op.name}' is not in a region")
         place = op.position() + 1
-        return cls(registry, op.parent, place, loc=loc or op.loc, phase=phase or op.phase)
+        return cls(registry, op.home, place, loc=loc or op.loc, phase=phase or op.phase)
 
     @classmethod
     def behind(cls, registry: Registry, value: Value, loc: Loc) -> Builder:

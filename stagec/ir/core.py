@@ -301,6 +301,13 @@ class Operation(Located):
             raise ValueError(f"'{self.name}' has no region")
         return self.region
 
+    @property
+    def home(self) -> Region:
+        """The region that the operation is in. Raises ValueError if it is in none."""
+        if self.parent is None:
+            raise ValueError(f"'{self.name}' is not in a region")
+        return self.parent
+
     def make_region(self) -> Region:
         """Give the operation an empty region."""
         self.region = Region(self)
@@ -406,9 +413,7 @@ class Operation(Located):
 
     def position(self) -> int:
         """The index in the region. Raises ValueError if it is in no region."""
-        if self.parent is None:
-            raise ValueError(f"'{self.name}' is not in a region")
-        return self.parent.ops.index(self)
+        return self.home.ops.index(self)
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.attrs}>"
