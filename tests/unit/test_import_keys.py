@@ -219,7 +219,12 @@ def test_a_size_of_the_language_model_is_that_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "value"), [("bloom", "n_inner", 8), ("zamba2", "add_bias_linear", True)]
+    ("kind", "key", "value"),
+    [
+        ("bloom", "n_inner", 8),
+        ("zamba2", "add_bias_linear", True),
+        ("mixtral", "hidden_act", "relu"),
+    ],
 )
 def test_what_the_class_does_not_do_is_refused(kind: str, key: str, value: object) -> None:
     with pytest.raises(DiagnosticError, match=f"'{key}' is"):
