@@ -218,6 +218,19 @@ def test_a_size_of_the_language_model_is_that_of_the_whole() -> None:
         imported({**config, "text_config": {"hidden_size": 8}})
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("bloom", "n_inner", 8),
+        ("zamba2", "add_bias_linear", True),
+        ("mixtral", "hidden_act", "relu"),
+    ],
+)
+def test_what_the_class_does_not_do_is_refused(kind: str, key: str, value: object) -> None:
+    with pytest.raises(DiagnosticError, match=f"'{key}' is"):
+        imported({**small(kind), key: value})
+
+
 def test_heads_of_zamba2_share_the_width_that_it_expands_to() -> None:
     config = small("zamba2")
     with pytest.raises(DiagnosticError, match=r"'mamba_headdim' gives .* elements of all heads"):

@@ -229,6 +229,9 @@ class DecoderModel:
         else:
             self.size("M", *filter(None, [names.get("M")]), *_INNER, default=inner)
         function = activation or self.activation()
+        if not activation and ACTIVATIONS[function][0] not in ("silu", "gelu"):
+            message = f"is {function!r}, which experts do not have as a gate: expected SiLU or GELU"
+            raise self.config.refuse("hidden_act", message)
         return Experts(route=("normalize",) if normalize else (), activation=function)
 
     def sigmoid_experts(

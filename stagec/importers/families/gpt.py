@@ -128,7 +128,8 @@ def read_bloom(config: Config) -> ModelText:
     """BLOOM (arXiv 2211.05100): a bias by distance, a norm of the embeddings."""
     model = DecoderModel(config, Sizes(64, _FOURFOLD, 2, 8, 250880, 2048, grouped=False))
     config.only("apply_residual_connection_post_layernorm", False)
-    config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv", "n_inner")
+    config.only("n_inner", 4 * model.width)
+    config.skip("offset_alibi", "slow_but_exact", "skip_bias_add", "skip_bias_add_qkv")
     config.skip("bias_dropout_fusion")
     mixer = Attention(
         "H", qkv_bias=True, out_bias=True, rope=None, mask="causal, alibi", packed=True

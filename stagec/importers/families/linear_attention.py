@@ -277,16 +277,16 @@ def read_bailing_hybrid(config: Config) -> ModelText:
     among = ("linear_attention", "full_attention")
     types = config.words("layer_types", among=among, length=model.count)
     full = [t == among[1] for t in types] or [(i + 1) % every == 0 for i in range(model.count)]
-    text.symbol("H_m", model.heads, "num_attention_heads")
     # the class sets head_dim to the rotated elements, and keeps the value in linear_head_dim
     dim = config.size("head_dim", default=128)
+    conv = config.size("short_conv_kernel_size", default=4)
+    read_size(config, text, "H_m", "linear_num_heads", default=model.heads)
     read_size(config, text, "P", "linear_head_dim", default=dim)
-    read_size(config, text, "W_m", "short_conv_kernel_size", default=4)
+    read_size(config, text, "W_m", "linear_conv_kernel_dim", default=conv)
     text.symbol("Q_m", 64, "tokens of a chunk, by the kernels")
     if config.flag("kda_safe_gate", default=True):
         text.notes.append("Left out: decays are at least kda_lower_bound.")
     config.skip("kda_lower_bound")
-    config.skip("linear_num_heads", "linear_conv_kernel_dim")
     scale = Fraction("2.5")
     mixture = model.sigmoid_experts(count=512, top=8, inner=768, shared=1, scale=scale)
     dense = config.count("first_k_dense_replace", default=2)

@@ -101,7 +101,7 @@ def read_zamba2(config: Config) -> ModelText:
     if config.flag("use_mem_rope", default=False):
         options.append(f"rope = ({read_rope(config, text).statics()})")
     config.skip("rope_theta", "rope_parameters")
-    config.only("gated_linear_unit", True)
+    config.fixed(gated_linear_unit=True, add_bias_linear=False)
     options += ["adapters"] * config.flag("use_shared_attention_adapter", default=False)
     options += ["network_adapter"] * config.flag("use_shared_mlp_adapter", default=True)
     shared = text.use("zamba", f"{_SYMBOLS} A theta", *options, function="zamba_shared")

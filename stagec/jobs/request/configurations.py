@@ -24,6 +24,8 @@ CONFIG, ADAPTER = "config.json", "adapter_config.json"
 #: Files that stand beside the configuration of a model.
 _BESIDE = re.compile(r"adapter_config|\.index\.|token|generation_|preprocessor|processor_")
 QUANTIZATION = "quantization_config"
+#: The ends of names of files of weights.
+WEIGHTS = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
 
 
 def is_file_name(name: str) -> bool:
@@ -31,8 +33,19 @@ def is_file_name(name: str) -> bool:
     return name == "-" or name.endswith((".stg", ".json")) or Path(name).exists()
 
 
+def check_no_weights(name: str, loc: Loc = UNKNOWN) -> None:
+    """Raise `DiagnosticError` at `loc` for a file of weights."""
+    if name.endswith(WEIGHTS):
+        raise error(
+            f"{name} is a file of weights",
+            loc,
+            remedy="give the config.json of the model that it belongs to, or that it was made from",
+        )
+
+
 def check_model(name: str, loc: Loc = UNKNOWN) -> None:
     """Raise `DiagnosticError` at `loc` for a name that is neither in the library nor a file."""
+    check_no_weights(name, loc)
     if name.endswith((".yaml", ".yml")):
         raise error(
             f"{name} is YAML: a model is a name, or a .stg, .json or .toml file",
@@ -99,6 +112,7 @@ def import_configuration(
     from stagec.importers.importing import import_model  # loads many modules
     from stagec.importers.registry import BUILT_IN, families_of, knows
 
+    check_no_weights(path)
     source = session.read(path if path == "-" else _file(path), MAX_CONFIGURATION)
     families = list(BUILT_IN)
     plugins = list(plugins)
