@@ -181,8 +181,9 @@ class FlashAttention(_Flash):
         """If heads are normalized, keys are DTensors, whose `reshape` copies because it goes by the
         heads of all ranks (torchtitan/models/qwen3/infra/parallelize.py: `use_local_output =
         False`)."""
-        copied = len(op.operands) > 1 and _has_norm(op.operands[1])
-        return self._repeated_heads(b, op, lambda _: False) if copied else None
+        if len(op.operands) < 2 or not _has_norm(op.operands[1]):
+            return None
+        return self._repeated_heads(b, op, lambda n: is_one(n * n))  # n^2 / ranks: n is 1 itself
 
     def _with_operands(
         self, b: Builder, op: Operation, operands: Sequence[Value]

@@ -1,10 +1,14 @@
 """keep-reductions: keeps what split products add up where backward computes the rest again."""
 
-from stagec.api import Module, Operation, Pass, Phase, read_strategy
+from dataclasses import replace
+
+from stagec.api import Dim, Module, Operation, Pass, Phase, axis_size, read_strategy
 from stagec.ir.rewrite import slice_into, stacked_outside
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.comm import ReduceScatter
+from stagec.ir_spec.ops.ring import AttentionBlock
 from stagec.ir_spec.strategy.fusion import FusionRule
+from stagec.ir_spec.strategy.kernels import KernelsRule
 from stagec.ir_spec.strategy.selective import SelectiveRule
 
 
@@ -13,6 +17,8 @@ class KeepReductions(Pass):
     which then computes neither these nor their operands again, under `stg.recompute[selective]`
     with `stg.selective[products]`: torchtitan's `_save_list` has them. Those that backward does not
     need are kept until its block ends, except by a compiler of blocks (`stg.fusion[elementwise]`).
+    The list has kernels of attention too, so of eager ring attention (`stg.kernels[ring]`) it keeps
+    what each step returns until the block is computed again.
     Blocks of pipeline stages compute them again.
 
     Before:
@@ -74,6 +80,7 @@ class KeepReductions(Pass):
         return listed and strategy.recompute.policy == "selective"
 
     def run(self, module: Module) -> None:
+        eager = read_strategy(module).one(KernelsRule).ring != "fused"
         for func in module.functions:
             repeats = [op for op in func.body.walk() if op.has(Repeats)]
             for back in repeats:
@@ -81,6 +88,8 @@ class KeepReductions(Pass):
                     for forward in repeats:
                         if forward.parent is back.parent and {*forward.results} & {*back.operands}:
                             _keep(module, forward, back)
+                            if eager:
+                                _keep_steps(module, forward, back)
 
 
 def _keep(module: Module, forward: Operation, back: Operation) -> None:
@@ -98,6 +107,25 @@ def _keep(module: Module, forward: Operation, back: Operation) -> None:
         else:
             end = module.before(back.body.terminator, phase="backward")
             end.op("stg.discard", [kept], types=())
+
+
+def _keep_steps(module: Module, forward: Operation, back: Operation) -> None:
+    """Keep what the steps of eager ring attention return, beside the first, until the block is
+    computed again, in place."""
+    for op in [op for op in forward.body.ops if isinstance(op.definition, AttentionBlock)]:
+        if op.phase != "forward" or not op.flag("home"):
+            continue
+        steps = axis_size(op.names("over")) - 1
+        halved = op.text("order") == "zigzag" and op.flag("causal")
+        for value, dim in zip(op.results, (1, 2), strict=True):
+            dims = [Dim(d.local) for d in value.tensor.dims]
+            dims[dim] = Dim(dims[dim].size / (2 if halved else 1) * steps)
+            type_ = replace(value.tensor, dims=tuple(dims), placed=True)
+            b = module.after(op, loc=op.loc, phase="forward")
+            made = b.value("stg.workspace", type=type_, hint=f"{value.name}_steps")
+            kept = slice_into(back, stacked_outside([made])[0])
+            first = module.before(back.body.ops[0], loc=op.loc, phase="recompute")
+            first.op("stg.discard", [kept], types=())
 
 
 def _reductions(repeat: Operation, phase: str) -> list[Operation]:

@@ -7,6 +7,7 @@ from stagec.api import Module, Operation, Pass, Phase, Value, read_strategy
 from stagec.ir.module import uncast
 from stagec.ir.traits import Accumulates, TakesLogits
 from stagec.ir_spec.ops.comm import AllSlice
+from stagec.ir_spec.ops.layout import Discard
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp, SendOp
 from stagec.ir_spec.ops.structure import joined
 from stagec.ir_spec.strategy.stage_buffers import AHEAD, NEXT, SENT, STEP, WEIGHTS, StageBuffersRule
@@ -142,6 +143,22 @@ def _receive_ahead(func: Operation, accumulate: Operation) -> None:
         stack = op.result.tensor.stacked(accumulate.expr("count"))
         type_ = replace(stack, role="bucket", placed=True)
         op.add_operand(func.body.add_arg(f"received_{op.result.name}", type_, op.loc))
+    for value in _handed_over(accumulate):
+        stack = value.tensor.stacked(accumulate.expr("count"))
+        type_ = replace(stack, role="bucket", placed=True)
+        func.body.add_arg(f"received_{value.name}", type_, value.loc)
+
+
+def _handed_over(accumulate: Operation) -> Iterator[Value]:
+    """The values that a chunk of a stage gives to the next one on the same rank, and their
+    gradients: they replace the buffers of received ones (`set_local_fwd_input`,
+    `set_local_bwd_input` of torch/distributed/pipelining/stage.py)."""
+    for kind in (ActionKind.FORWARD, ActionKind.BACKWARD):
+        actions = _actions(accumulate, kind)
+        for action in actions:
+            for result in action.results:
+                if any(user.parent_op in actions for user, _ in result.uses):
+                    yield result
 
 
 def _keep_results(module: Module, accumulate: Operation) -> None:
@@ -181,7 +198,8 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
 
 def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
     """Keep the values that forward of a chunk saves until the gradients of its weights are
-    computed, except for the loss, which is detached before. Keep the gradients of received values
+    computed, except for the loss, which is detached before, and logits, which no gradient needs.
+    Keep the gradients of received values
     to the end of the step."""
     forwards, backs = (
         {action.integer("chunk"): action for action in _actions(accumulate, kind)}
@@ -190,14 +208,22 @@ def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
     for weights in _actions(accumulate, ActionKind.WEIGHTS):
         chunk = weights.integer("chunk")
         forward, back = forwards[chunk], backs[chunk]
-        pairs = zip(forward.results, forward.body.terminator.operands, strict=True)
+        pairs = [*zip(forward.results, forward.body.terminator.operands, strict=True)]
         taken = [(r, v.producer) for r, v in pairs if any(u.parent_op is back for u, _ in r.uses)]
         saved = [r for r, made in taken if made is None or not made.has(TakesLogits)]
+        logits = [*_logits(forward)]
+        given = [r for r, v in pairs if v in logits]  # to the loss, which saves its own result
+        saved = [r for r in saved if r not in given or any(map(_computes, r.uses))]
         if saved:
             b = module.before(weights.body.terminator, phase="backward")
             b.op("stg.discard", saved, {"alone": True})
         for value in _returned(back):
             _keep_over_step(module, func, accumulate, yielded(back, value))
+
+
+def _computes(use: tuple[Operation, int]) -> bool:
+    """Whether a value is used to compute, and not only kept."""
+    return not isinstance(use[0].definition, Discard)
 
 
 def _keep_over_step(module: Module, func: Operation, accumulate: Operation, value: Value) -> Value:
