@@ -5,6 +5,11 @@ Predicts the rows of `stagec validate --time` of up to 1,024 ranks with a stack,
 percentile of measured over predicted seconds by stack, family of devices and kind of seconds: of
 the rows that were not used in a fit if there are ten, else of all judged ones. Groups of fewer than
 five rows are left out.
+
+Rows without a stack are for software and devices without measurements. On a family of devices each
+step is predicted with the shares that other stacks sustain there (`stg.sustained`), and without a
+family with the default constants of kernels, as on a device of which only a data sheet is known.
+Each source has the same number of rows there.
 """
 
 from __future__ import annotations
@@ -12,31 +17,47 @@ from __future__ import annotations
 import csv
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 
 from stagec.answers.intervals import STEP, TPOT, TTFT
+from stagec.ir.expr import const
+from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.jobs.request.options import IDEAL
 from stagec.jobs.session import Session
-from stagec.machines import load_machine
+from stagec.machines import Machine, load_machine
+from stagec.machines.efficiency import Sustained
+from stagec.machines.kernel_efficiency import (
+    AttentionEfficiency,
+    MatmulEfficiency,
+    MemoryEfficiency,
+)
+from stagec.machines.reading import with_tiles
 from stagec.support.files import write_file
+from stagec.time.step import Issued, step_time
 from stagec.validation.measured_servers import SMALL, measured_servers
-from stagec.validation.steps import chosen, predictions
+from stagec.validation.steps import MeasuredStep, chosen, measured_steps, predictions, sample
 
 TABLE = Path(__file__).parents[1] / "stagec" / "models" / "stacks" / "errors.csv"
 _LEFT_OUT, _FEWEST, _MOST = 10, 5, 1024
 _PERCENTILES = 10, 90
+#: Rows of a source that are predicted without its own constants.
+_EACH = 12
 
 #: Stack, family of devices and kind of seconds; measured over predicted; and whether it was fitted.
 Row = tuple[tuple[str, str, str], float, bool]
 
 
+def _used(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    return [s for s in steps if s.judged and s.options().stack != IDEAL and s.ranks <= _MOST]
+
+
 def _steps() -> Iterator[Row]:
-    every = chosen(None, everything=False)
-    steps = [s for s in every if s.judged and s.options().stack != IDEAL and s.ranks <= _MOST]
+    steps = _used(chosen(None, everything=False))
     for step, predicted in zip(steps, predictions(steps, Session(), "steps"), strict=True):
         if not isinstance(predicted, str):
             key = step.options().stack, step.on_machine().family, STEP
@@ -54,8 +75,54 @@ def _servers() -> Iterator[Row]:
                     yield (server.stack, family, kind), seconds / predicted, server.fitted
 
 
+#: Family of devices, measured over predicted, and the name of the row.
+Other = tuple[str, float, str]
+
+
+def _without_own() -> Iterator[Other]:
+    """Steps by what other stacks sustain on the family, and, without a family, by a data sheet."""
+    rows: list[tuple[MeasuredStep, Issued, Machine]] = []
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    for steps in measured_steps().values():
+        for step in sample(_used(steps), _EACH):
+            issued, machine = step.issued(), step.on_machine()
+            kept = issued.software.on(machine).efficiency.sustained.products
+            shares[machine.family][step.options().stack] = kept
+            rows.append((step, issued, machine))
+    for step, issued, machine in rows:
+        name, stack = f"{step.source} {step.row}", step.options().stack
+        for other, kept in shares[machine.family].items():
+            if other != stack:
+                yield machine.family, step.seconds / _seconds(issued, machine, kept), name
+        sheet = _by_data_sheet(machine)
+        kept = sheet.efficiency.sustained.products
+        yield "", step.seconds / _seconds(issued, sheet, kept), name
+
+
+def _by_data_sheet(machine: Machine) -> Machine:
+    """A machine with the default constants of kernels."""
+    kernels = {
+        "matmul": MatmulEfficiency(),
+        "attention": AttentionEfficiency(),
+        "memory": MemoryEfficiency(),
+        "sustained": Sustained(),
+    }
+    efficiency = machine.efficiency.model_copy(update=kernels)
+    return with_tiles(machine.model_copy(update={"efficiency": efficiency}))
+
+
+def _seconds(issued: Issued, machine: Machine, kept: float) -> float:
+    """The seconds of a step in which products sustain this share of their speed."""
+    share = const(round(kept * 1000)) / const(1000)
+    rule = SustainedRule(products=share, experts=issued.software.sustained.experts)
+    return step_time(issued.run_by(replace(issued.software, sustained=rule)), machine).seconds
+
+
 def errors_text() -> str:
     """The table."""
+    others: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for family, ratio, name in _without_own():
+        others[family].append((ratio, name))
     every: dict[tuple[str, str, str], list[tuple[float, bool]]] = defaultdict(list)
     for rows in (_steps(), _servers()):
         for key, ratio, fitted in rows:
@@ -63,6 +130,10 @@ def errors_text() -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["stack", "family", "kind", "rows", "low", "high"])
+    for family, named in sorted(others.items()):
+        low, high = np.percentile([ratio for ratio, _ in named], _PERCENTILES)
+        count = len({name for _, name in named})
+        writer.writerow(["", family, STEP, count, f"{low:.3f}", f"{high:.3f}"])
     for key, ratios in sorted(every.items()):
         left_out = [ratio for ratio, fitted in ratios if not fitted]
         used = left_out if len(left_out) >= _LEFT_OUT else [ratio for ratio, _ in ratios]

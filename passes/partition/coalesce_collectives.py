@@ -30,6 +30,7 @@ from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.norm import NormBase
 from stagec.ir_spec.strategy.bucket import BucketRule
 from stagec.ir_spec.strategy.collectives import CollectivesRule
+from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
@@ -74,6 +75,7 @@ def coalesce(module: Module) -> None:
     """Merge the collectives of parameters and of their gradients, in place."""
     strategy = read_strategy(module)
     bucket = strategy.bucket if strategy.zero < 2 else 0  # else reduced by unit
+    flat = strategy.one(GradientsRule).flat
     ends = strategy.zero >= 3 and strategy.one(ShardUnitsRule).outer == "ends"
     for func in module.functions:
         for region in _regions(func.body):
@@ -87,7 +89,7 @@ def coalesce(module: Module) -> None:
             _merge_updates(region)
         if bucket and strategy.one(BucketRule).views:
             _copy_into_buckets(module, func)
-        elif bucket and strategy.one(BucketRule).copies:
+        elif bucket and strategy.one(BucketRule).copies and not (strategy.zero and flat):
             _add_buckets(func)
 
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Strategy, Value, read_strategy
-from stagec.ir.rewrite import carried, replace_op, stacked_outside
-from stagec.ir.traits import Accumulates, Recasts, Repeats
+from stagec.ir.rewrite import carried, repeats_in, replace_op, stacked_outside
+from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.ops.loss_forms import LogProbability, LogSoftmax
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -13,6 +13,7 @@ from stagec.ir_spec.strategy.loss import LossRule
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import is_of_parameter
+from stagec.sharding.stages import accumulation
 
 #: Forms of a loss that is a Python function.
 _FORMS = ("stock", "compiled")
@@ -73,7 +74,7 @@ class KeepLocals(Pass):
                     _keep_logits(module, op, inside=inside, eager=form == "stock")
             staged = any(isinstance(op.definition, ActionOp) for op in every)
             if not staged and _casts_parameters(module):
-                steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+                steps = accumulation(func)
                 region = func.body if steps is None else steps.body
                 _keep_inputs(module, region)
                 if any(op.phase == "recompute" for op in every):
@@ -137,7 +138,7 @@ def _have_shifted(module: Module, op: Operation) -> None:
 def _keep_inputs(module: Module, region: Region) -> None:
     """Keep the input of a block, that beside each of its sums, and what its last sum adds, before a
     cast, until the block ends, and the input of all blocks until these have ended, in place."""
-    for op in (repeats := _forward_repeats(region)):
+    for op in (repeats := repeats_in(region, "forward")):
         block = op.body
         sums = [each.operands for each in block.ops if isinstance(each.definition, Add)]
         sums = [each for each in sums if len({v.type for v in each}) == 1]  # no bias
@@ -154,14 +155,10 @@ def _before_cast(value: Value) -> Value:
     return op.operands[0] if op is not None and op.has(Recasts) else value
 
 
-def _forward_repeats(region: Region) -> list[Operation]:
-    return [op for op in region.ops if op.has(Repeats) and op.phase == "forward"]
-
-
 def _keep_casts(module: Module, region: Region) -> None:
     """Keep the casts of parameters in forward of a region, and in its repeats, in place."""
-    repeats = _forward_repeats(region)
-    casts = [v for body in (region, *(op.body for op in repeats)) for v in _casts(body)]
+    bodies = region, *(op.body for op in repeats_in(region, "forward"))
+    casts = [v for body in bodies for v in _casts(body)]
     end = next((op for op in region.ops if op.phase != "forward"), region.terminator)
     if kept := stacked_outside(casts):
         module.before(end, loc=kept[0].loc, phase="forward").op("stg.discard", kept, types=())

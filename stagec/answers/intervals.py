@@ -3,13 +3,16 @@
 `errors.csv` beside the stacks has, by stack, device family and kind of seconds, the range of ratios
 that covers 8 of 10 measurements. `python -m tools.gen_errors` writes it from the rows of
 `stagec validate`: from those that were not used in a fit if there are ten of them, else from all.
+Steps of a stack without measurements have the wider range of rows that are predicted without their
+own: without a stack, with what other software sustains on the family; without a family too, on a
+device of which nothing but the data sheet is known.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,17 +46,20 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class StackErrors:
-    """The prediction intervals of a stack on a family of devices, by kind."""
+    """The prediction intervals of a stack on a family of devices, by kind; `others` says whose
+    measurements are behind those of other software or devices."""
 
     stack: str
     devices: str
     intervals: Mapping[str, Interval | None]
+    others: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def rows_text(self, kind: str) -> str:
         """The measurements of an interval, in words."""
         interval = self.intervals[kind]
         count = "no" if interval is None else f"{interval.measured:,}"
-        return f"{count} measured {_ROWS[kind]} of {self.stack} on {self.devices}"
+        of = self.others.get(kind, f"of {self.stack} on {self.devices}")
+        return f"{count} measured {_ROWS[kind]} {of}"
 
     def of(self, kind: str, seconds: float) -> dict[str, Any] | None:
         """The interval around predicted seconds; None without measurements."""
@@ -73,14 +79,26 @@ def kind_of(serve: str | None) -> str:
 
 
 def stack_errors(stack: str, machine: Machine) -> StackErrors | None:
-    """The intervals of a stack, given with or without a version, on a machine. An earlier release
-    has only those measured with it. None for `ideal`, which cannot be measured."""
+    """The intervals of a stack, given with or without a version, on a machine. Of what was not
+    measured with it, such as an earlier release, they are those of other software on such devices,
+    or else those of other devices. None for `ideal`, which cannot be measured."""
     name = stack_release(stack)
     if name == IDEAL:
         return None
-    known = _measured()
-    intervals = {kind: known.get((name, machine.family, kind)) for kind in _ROWS}
-    return StackErrors(name, machine.family or machine.name, intervals)
+    known, family = _measured(), machine.family
+    whose = {
+        (name, family): "",
+        ("", family): f"of other software on {family}",
+        ("", ""): "on other devices",
+    }
+    intervals: dict[str, Interval | None] = {}
+    others: dict[str, str] = {}
+    for kind in _ROWS:
+        key = next((key for key in whose if (*key, kind) in known), None)
+        intervals[kind] = None if key is None else known[*key, kind]
+        if key is not None and whose[key]:
+            others[kind] = whose[key]
+    return StackErrors(name, family or machine.name, intervals, others)
 
 
 @cache

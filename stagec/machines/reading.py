@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from stagec.machines.efficiency import collective_defaults, network_defaults
 from stagec.machines.figures import listed
+from stagec.machines.kernel_efficiency import tile_defaults
 from stagec.machines.schema import Machine
 from stagec.support import texts
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
@@ -122,7 +123,7 @@ def checked(name: str, tables: Tables, file: str, text: str) -> Machine:
     known = lines_of(text)
     _check_levels(tables, known, file)
     try:
-        return Machine.model_validate({**_completed(tables), "name": name})
+        return with_tiles(Machine.model_validate({**_completed(tables), "name": name}))
     except ValidationError as e:
         own = _names_of_levels(parsed(text, file))
         merged = _names_of_levels(tables)
@@ -178,9 +179,27 @@ def _completed(tables: Tables) -> Tables:
     for level in levels:
         name, own = str(level.get("name")), network.get(str(level.get("name")), {})
         if is_object(own):
-            network[name] = {**network_defaults(str(level.get("kind"))), **own}
+            kind, innermost = str(level.get("kind")), level is levels[0]
+            network[name] = {**network_defaults(kind, innermost=innermost), **own}
     first = {"collectives": collective_defaults(str(levels[0].get("kind")))}
     return {**tables, "efficiency": {**first, **efficiency, "network": network}}
+
+
+def with_tiles(machine: Machine) -> Machine:
+    """The machine with the constants that follow from the size of a processor, where its text does
+    not state them."""
+    compute, efficiency = machine.compute, machine.efficiency
+    peaks = (each for each in (compute.matrix.get(name) for name in ("bf16", "f16")) if each)
+    peak = next(peaks, None)
+    if peak is None:
+        return machine
+    defaults = tile_defaults(peak.value / compute.processors.value, compute.clock.value)
+    changed: dict[str, Any] = {}
+    for name, values in zip(("matmul", "attention"), defaults, strict=True):
+        own = getattr(efficiency, name)
+        lacks = {n: v for n, v in values.items() if n not in own.model_fields_set}
+        changed[name] = own.model_copy(update=lacks)
+    return machine.model_copy(update={"efficiency": efficiency.model_copy(update=changed)})
 
 
 def _diagnostic(problem: Any, place: Loc) -> Diagnostic:

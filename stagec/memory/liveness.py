@@ -82,11 +82,6 @@ class Roots:
         return base
 
 
-def root(value: Value) -> Value:
-    """The value whose buffer this one uses."""
-    return Roots()(value)
-
-
 def _source(value: Value) -> Value | None:
     for user, index in value.uses:
         if user.has(Terminates):

@@ -7,8 +7,7 @@ from stagec.ir_spec.strategy.kernels import DEVICE, UNFUSED
 from stagec.machines import Machine
 from stagec.machines.placement import straddling
 
-#: Constants of which a machine without measurements has defaults: the rates of the best kernels,
-#: which no device reaches throughout a step.
+#: Constants of which a machine without measurements has defaults.
 _OF_STEPS = ("matmul", "attention", "memory", "sustained")
 
 
@@ -35,15 +34,14 @@ def of_software(
 
 
 def _of_constants(machine: Machine) -> Iterator[str]:
-    """Constants that are not fitted to measurements: the steps of such a machine come out shorter
-    than those of measured machines. A roofline is an assumption that the machine states itself."""
+    """Constants that are not fitted to measurements: errors are larger there than on measured
+    machines. A roofline is an assumption that the machine states itself."""
     constants = machine.efficiency
     names = [n for n in _OF_STEPS if not getattr(constants, n).fitted]
     if names and constants.kernels != "roofline":
         yield (
-            f"{machine.name} has defaults for {', '.join(names)}, not measured values: its "
-            "steps are too short compared with those of measured machines "
-            f"('stagec machines {machine.name}')"
+            f"{machine.name} has defaults for {', '.join(names)}, not measured values: expect "
+            f"larger errors than on measured machines ('stagec machines {machine.name}')"
         )
 
 

@@ -31,7 +31,7 @@ from stagec.time.costs.nodes import CostTable, PodEnd, picoseconds
 from stagec.time.costs.on_mesh import OnMesh
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.costs.software import Software
-from stagec.time.streams import PICOSECONDS, SCHEDULER, TRAINER, Cost, Part
+from stagec.time.streams import BUBBLE, LAUNCH, PICOSECONDS, SCHEDULER, TRAINER, Cost, Part
 
 #: Programs of more nodes are not kept once the graph is built, but unrolled again when needed. A
 #: node takes 55 bytes.
@@ -59,6 +59,7 @@ class _Programs:
         self.software = Software.of(module)
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
+        self._sizes = OpNumbers({})
         self.numbers = self._numbered()
         self.size = sum(map(len, self.programs))
         self._graphs: dict[Hashable, StepGraph] = {}
@@ -114,7 +115,7 @@ class _Programs:
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
         """The samples for other values of symbols and axes."""
-        numbers = {inner: OpNumbers({**values, **dict(inner)}) for inner in set(self._inner)}
+        numbers = {i: self._sizes.at({**values, **dict(i)}) for i in set(self._inner)}
         each = zip(self.samples, self._inner, strict=True)
         return [numbers[inner].resized(node) for node, inner in each]
 
@@ -330,10 +331,23 @@ class StepTime:
         last = [i for i, end in enumerate(classes.ends) if end == classes.end]
         return classes[max(last, key=classes.computing)]
 
+    @property
+    def waits_for_hosts(self) -> bool:
+        """Whether hosts hold up the step: they issue more slowly than devices run."""
+        return self.classes is not self.devices
+
     def parts(self, each: ClassTimes) -> dict[Part, int]:
         """Where the time of a class goes, in picoseconds that add up to the step; the largest
-        first."""
-        times = {**each.parts(self.picoseconds - self.scheduler), self.behind: self.scheduler}
+        first. Where hosts hold up the step, it is what the device does, and launch gaps are all
+        that it waits for its host."""
+        step = self.picoseconds - self.scheduler
+        times = {**each.parts(step), self.behind: self.scheduler}
+        if self.waits_for_hosts:
+            device = self.devices[each.number].parts(step)
+            idle = device.pop(BUBBLE, 0)
+            bubble = min(times.get(BUBBLE, 0), idle)
+            gaps = device.get(LAUNCH, 0) + idle - bubble
+            times = {**device, LAUNCH: gaps, BUBBLE: bubble, self.behind: self.scheduler}
         times = {part: time for part, time in times.items() if time}
         return dict(sorted(times.items(), key=lambda item: (-item[1], item[0])))
 

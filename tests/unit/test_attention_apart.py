@@ -210,7 +210,7 @@ def test_three_groups_of_attention_may_share_two_ranks() -> None:
 def test_each_part_runs_on_its_own_machine() -> None:
     """Each pod takes as long, has as much room and computes as fast as where both have its
     machine."""
-    step = ("--batch", "256", "--context", "4000", "--dp", "4", "--part")
+    step = ("--batch", "1024", "--context", "1000", "--dp", "4", "--part")
     part = "x=feed-forward: ep=2,dp=2"
     whole = {name: timed(*step, part, machine=name) for name in ("h20", "h100-sxm")}
     unlike = timed(*step, f"{part},on-machine=h100-sxm", machine="h20")

@@ -409,7 +409,11 @@ def test_a_slow_host_takes_its_time_for_every_computation() -> None:
     nodes = [n for n in issued.classes[0].program().nodes if n.is_computation]
     count = sum(n.phase != "optimizer" and n.kind != "accumulate_grad" for n in nodes)
     assert actual.seconds == pytest.approx(count * 1e-3)
-    assert list(actual.parts(actual.slowest)) == [LAUNCH]
+    devices = actual.devices[0].parts(actual.devices.end)
+    assert actual.parts(actual.slowest) == {
+        **devices,
+        LAUNCH: devices.get(LAUNCH, 0) + actual.picoseconds - actual.devices.end,
+    }
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -428,7 +432,8 @@ def test_hosts_that_compare_calls_wait_for_each_rank_of_a_group(tp: int) -> None
 def test_slow_hosts_wait_for_each_other_in_a_pipeline() -> None:
     _, actual = tiny(1e-3, pp=2, microbatches=4)
     parts = actual.parts(actual.slowest)
-    assert set(parts) == {LAUNCH, BUBBLE}
+    assert {LAUNCH, BUBBLE, "matrix products"} <= set(parts)
+    assert parts[BUBBLE] == actual.slowest.parts(actual.picoseconds)[BUBBLE]
     assert sum(parts.values()) == actual.picoseconds
 
 

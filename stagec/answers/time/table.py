@@ -130,7 +130,7 @@ def _print_breakdown(report: TimeReport, stream: TextIO) -> None:
             row += [seconds_text(time), f"{time / report.step_seconds:.1%}"] if time else ["", ""]
         rows.add_row(*row)
     console(stream).print(rows)
-    if 2 * report.breakdown.get(LAUNCH, 0.0) > report.step_seconds:
+    if 2 * report.breakdown.get(LAUNCH, 0.0) > report.step_seconds or report.step.waits_for_hosts:
         console(stream).print(
             f"Hosts hold this step up: they issue computations more slowly than devices run them "
             f"({LAUNCH}). --host-issue states the time of another host, --host-graphs "

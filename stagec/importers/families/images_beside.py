@@ -12,6 +12,7 @@ from stagec.importers.families import (
     gated_heads,
     linear_attention,
     llama,
+    llama_variants,
     mixture,
     short_convolutions,
     windows,
@@ -39,7 +40,10 @@ from stagec.importers.writing.towers import (
     with_positions,
 )
 
-_READERS = llama, mixture, windows, deepseek, gated_heads, short_convolutions, linear_attention
+_READERS = (
+    *(llama, llama_variants, mixture, windows, deepseek, gated_heads, short_convolutions),
+    linear_attention,
+)
 _LANGUAGES = {
     name: family
     for readers in _READERS

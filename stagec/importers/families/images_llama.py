@@ -65,15 +65,14 @@ def read_mllama_images(config: Config) -> ModelText:
     table = body.param("embed", "V + 8, D")
     x = body.let("x", f"stg.embedding({table}, %tokens)")
     y = write_stack(text, body, x, {k: v for k, v in kinds.items() if k in order}, order)
-    Decoder().write_head(text, body, y, table)
     vision.finish()
     text.notes.append("%tiles are parts of an image, %aspects the number of their arrangement.")
     labels = "B" if text.head == "class" else "B, S"
-    return text.train(
+    args = (
         "%tiles: bf16[B, X_v, C, E_v*P, E_v*P], %aspects: i32[B],\n"
-        f"                   %tokens: i32[B, S], %labels: i32[{labels}]",
-        body,
+        f"                   %tokens: i32[B, S], %labels: i32[{labels}]"
     )
+    return Decoder().end(text, body, y, table, args)
 
 
 def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:

@@ -157,7 +157,8 @@ def read_siglip(config: Config) -> ModelText:
     t = _read_words(words, text, sizes, 32000, 64)
     config.skip("initializer_factor", "projection_dim")
     for side in (vision, words):
-        side.skip("projection_dim", "projection_size", "num_image_tokens")
+        side.skip("projection_dim", "num_image_tokens")
+        side.only("projection_size", text.value("D_v"))
     vision.only("vision_use_head", True)
     if text.symbols["D"].value != text.symbols["D_v"].value:
         raise words.refuse("hidden_size", "must be equal to that of images")
