@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Strategy, Value, read_strategy
-from stagec.ir.rewrite import repeats_in, replace_op, stacked_outside
+from stagec.ir.rewrite import carried, repeats_in, replace_op, stacked_outside
 from stagec.ir.traits import Recasts
-from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.ops.loss_forms import LogProbability, LogSoftmax
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.strategy.autocast import AutocastRule
@@ -28,10 +28,12 @@ class KeepLocals(Pass):
     computed (`_log_softmax` of torch.distributed.tensor.parallel.loss). A `compiled` loss has
     logits as its argument, but no name for their cast.
 
-    Under autocast, with the graph of PyTorch (`stg.saved_tensors[until = node]`) and recomputed
-    blocks, keep the casts of parameters until forward ends: they are in the cache of autocast
-    (`cached_cast` of ATen/autocast_mode.cpp). Without recomputed blocks backward uses these casts,
-    and nothing changes; nor does it in pipeline stages.
+    Under autocast, with the graph of PyTorch (`stg.saved_tensors[until = node]`), keep the inputs
+    of blocks and of their sums while a block runs (`hidden_states`, `residual`, `input_tensor` of
+    transformers), of which backward may have no more than casts, and the input of all blocks until
+    these have run (`embedding_output`). With recomputed blocks, also keep the casts of parameters
+    until forward ends: they are in the cache of autocast (`cached_cast` of ATen/autocast_mode.cpp).
+    Without recomputed blocks backward uses these casts. In pipeline stages nothing of this is kept.
 
     Before:
         stg.strategy @s {
@@ -71,10 +73,12 @@ class KeepLocals(Pass):
                 if isinstance(op.definition, LogSoftmax | LogProbability):
                     _keep_logits(module, op, inside=inside, eager=form == "stock")
             staged = any(isinstance(op.definition, ActionOp) for op in every)
-            again = not staged and any(op.phase == "recompute" for op in every)
-            if again and _casts_parameters(module):
+            if not staged and _casts_parameters(module):
                 steps = accumulation(func)
-                _keep_casts(module, func.body if steps is None else steps.body)
+                region = func.body if steps is None else steps.body
+                _keep_inputs(module, region)
+                if any(op.phase == "recompute" for op in every):
+                    _keep_casts(module, region)
 
 
 def _casts_parameters(module: Module) -> bool:
@@ -129,6 +133,26 @@ def _have_shifted(module: Module, op: Operation) -> None:
     before = module.before(op, phase="forward")
     shifted = before.value("stg.workspace", type=replace(x.tensor, dtype="f32"), hint="shifted")
     module.after(op, phase="forward").op("stg.discard", [shifted], types=())
+
+
+def _keep_inputs(module: Module, region: Region) -> None:
+    """Keep the input of a block, that beside each of its sums, and what its last sum adds, before a
+    cast, until the block ends, and the input of all blocks until these have ended, in place."""
+    for op in (repeats := repeats_in(region, "forward")):
+        block = op.body
+        sums = [each.operands for each in block.ops if isinstance(each.definition, Add)]
+        sums = [each for each in sums if len({v.type for v in each}) == 1]  # no bias
+        added = [_before_cast(each[-1]) for each in sums[-1:]]
+        kept = dict.fromkeys([*block.args[: carried(op)], *(each[0] for each in sums), *added])
+        module.before(block.terminator, loc=op.loc).op("stg.discard", [*kept], types=())
+    if repeats and (first := [v for v in repeats[0].operands[: carried(repeats[0])] if v.producer]):
+        after = module.after(repeats[-1], loc=repeats[-1].loc, phase="forward")
+        after.op("stg.discard", first, types=())
+
+
+def _before_cast(value: Value) -> Value:
+    op = value.producer
+    return op.operands[0] if op is not None and op.has(Recasts) else value
 
 
 def _keep_casts(module: Module, region: Region) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 
 from tools.torch_memory.experts import HuggingFaceExperts, TorchtitanMoe
+from tools.torch_memory.liger import LigerNorm, liger_loss, liger_swiglu
 from tools.torch_memory.run import TorchRun
 
 #: A norm of vectors of this width.
@@ -189,6 +190,8 @@ class HuggingFaceDecoder(Decoder):
     """`LlamaForCausalLM` of transformers 5, and models like it: rotations by forward, the loss
     inside; `head_norm`: of queries and keys, as Qwen3's."""
 
+    norm_of: Norm = HuggingFaceNorm
+
     def __init__(
         self,
         run: TorchRun,
@@ -199,9 +202,9 @@ class HuggingFaceDecoder(Decoder):
 
         def block() -> Block:
             attention = Attention(sizes, titan=False, eager=eager, norm=head_norm)
-            return Block(HuggingFaceNorm, sizes["D"], attention, feed(sizes))
+            return Block(self.norm_of, sizes["D"], attention, feed(sizes))
 
-        super().__init__(sizes, HuggingFaceNorm, block)
+        super().__init__(sizes, self.norm_of, block)
         inverse = 1.0 / 5e5 ** (torch.arange(0, sizes["K"], 2, dtype=torch.float32) / sizes["K"])
         self.register_buffer("inv_freq", inverse, persistent=False)
 
@@ -211,10 +214,30 @@ class HuggingFaceDecoder(Decoder):
         both = torch.cat((angles, angles), dim=-1)
         kind = self.tok_embeddings.weight.dtype
         hidden = self.norm(self.blocks(tokens, both.cos().to(kind), both.sin().to(kind)))
+        return self.loss(hidden, labels)
+
+    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """`ForCausalLMLoss`."""
         logits = self.output(hidden)  # both are there until the loss is
         upcast = logits.float()
         shifted = functional.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
         return functional.cross_entropy(upcast.view(-1, upcast.shape[-1]), shifted.view(-1))
+
+
+class LigerFeedForward(FeedForward):
+    """`LigerSwiGLUMLP`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(liger_swiglu(self.w1(x), self.w3(x)))
+
+
+class LigerDecoder(HuggingFaceDecoder):
+    """The same with the kernels of Liger; `lce_forward` has the head in the loss."""
+
+    norm_of = LigerNorm
+
+    def loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        return liger_loss(hidden.flatten(0, 1), self.output.weight)
 
 
 class TorchtitanDecoder(Decoder):
@@ -270,6 +293,7 @@ def outside_loss(logits: Tensor, labels: Tensor) -> Tensor:
 #: Models by text of the library and stack.
 MODELS: Mapping[tuple[str, str], Callable[[TorchRun], nn.Module]] = {
     ("llama.stg", "huggingface"): partial(HuggingFaceDecoder, feed=FeedForward),
+    ("llama.stg", "huggingface-liger"): partial(LigerDecoder, feed=LigerFeedForward),
     ("llama.stg", "torchtitan"): partial(TorchtitanDecoder, feed=FeedForward),
     ("mixtral.stg", "huggingface"): partial(
         HuggingFaceDecoder, feed=partial(HuggingFaceExperts, wide=True)

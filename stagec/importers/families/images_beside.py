@@ -18,7 +18,7 @@ from stagec.importers.families import (
     windows,
 )
 from stagec.importers.families.encoders import read_activation, read_heads_of
-from stagec.importers.families.windows import GEMMA_NORM, read_gemma3, read_llama4
+from stagec.importers.families.windows import GEMMA_NORM, gemma3, read_llama4
 from stagec.importers.family import Reader, declared_in
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
@@ -313,7 +313,7 @@ def read_gemma3_images(config: Config) -> ModelText:
     vision = tower_of(config)
     config.merge("text_config")
     config.among = _among(config, vision, "siglip_vision_model", _pooled)
-    return _finished(config, read_gemma3(config))
+    return _finished(config, gemma3(config, seen=True))
 
 
 def read_llama4_images(config: Config) -> ModelText:

@@ -29,7 +29,7 @@ from stagec.importers.families.images_beside import (
     read_gemma3_images,
     read_llama4_images,
 )
-from stagec.importers.families.windows import read_gemma3, read_llama4
+from stagec.importers.families.windows import gemma3, read_llama4
 from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS
@@ -455,7 +455,7 @@ def _merged(config: Config, idle: Idle) -> None:
 def read_gemma3_towers(config: Config) -> ModelText:
     """Gemma 3 with its tower, which a step of texts does not use."""
     config.merge("text_config")
-    return gemma3_tower(config, read_gemma3(config))
+    return gemma3_tower(config, gemma3(config, seen=True))
 
 
 @reads(

@@ -72,6 +72,12 @@ def _gemma2(config: Config, post: Norm | None) -> ModelText:
 def read_gemma3(config: Config) -> ModelText:
     """Gemma 3 (arXiv 2503.19786): five layers with a window for one without, with different bases;
     queries and keys are normed per head."""
+    return gemma3(config)
+
+
+def gemma3(config: Config, *, seen: bool = False) -> ModelText:
+    """Gemma 3; with `seen` model code makes masks of all layers, because tokens of an image see
+    each other (`create_causal_mask_mapping` of transformers)."""
     model = DecoderModel(config, Sizes(2304, 9216, 26, 8, 262208, 131072, groups=4, dim=256))
     sliding, full = "sliding_attention", "full_attention"
     kinds = {full: ("theta", 1000000), sliding: ("theta_local", 10000)}
@@ -79,7 +85,8 @@ def read_gemma3(config: Config) -> ModelText:
     cap = config.ratio("attn_logit_softcapping", default=0)
     final = config.ratio("final_logit_softcapping", default=0)
     config.only("use_bidirectional_attention", False)
-    mixer = model.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[full], mask=_scores(model, cap)))
+    mask = _scores(model, cap) + ", made_mask" * seen
+    mixer = model.biased(Attention(qk_norm=GEMMA_NORM, rope=ropes[full], mask=mask))
     every = config.every("sliding_window_pattern", "_sliding_window_pattern", default=6)
     # each kind of layers has its base, even if the window exceeds the positions
     local = replace(model.local(mixer, 4096), rope=ropes[sliding])
