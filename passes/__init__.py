@@ -27,7 +27,8 @@ _MODULES = """
     pipeline_stages: split_weight_gradients split_stages gather_parameters_once retain_graphs
         keep_stage_values
     partition: coalesce_collectives reshard_parameters copy_gradients reorder_elements
-        keep_reductions keep_inputs keep_locals hold_inputs
+        keep_reductions keep_inputs keep_locals hold_inputs hold_stand_ins
+        hold_flat_buffer
     serving: hand_over
     parts: connect_parts
     serving: share_ranks
@@ -67,7 +68,8 @@ PLUGIN = Plugin(
         "stages": "split-weight-gradients,split-stages,gather-parameters-once,retain-graphs,"
         "keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
-        "keep-reductions,keep-inputs,keep-locals,hold-inputs,eliminate-dead-code",
+        "keep-reductions,keep-inputs,keep-locals,hold-inputs,hold-stand-ins,hold-flat-buffer,"
+        "eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

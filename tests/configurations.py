@@ -28,7 +28,7 @@ SMALL: Keys = {
 }
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
-    baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
+    internlm baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
     persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb
     RefinedWebModel mistral4
 """
@@ -479,6 +479,13 @@ SCANS: Mapping[str, Keys] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 100},
     },
     "rwkv": {**_BASE, "intermediate_size": 16},
+    "xlstm": {
+        **{k: v for k, v in _BASE.items() if k != "num_attention_heads"},
+        "num_heads": 4,
+        "ffn_proj_factor": 1.5,
+        "ffn_round_up_to_multiple_of": 8,
+        "chunk_size": 4,
+    },
     "rwkv5": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv6": {**_BASE, "head_size": 4, "intermediate_size": 16},
     "rwkv7": {
@@ -494,6 +501,9 @@ SCANS: Mapping[str, Keys] = {
 }
 #: Models whose small configuration is that of another one.
 ALIASES = {
+    "llava_mistral": "llava_llama",
+    "llava_qwen": "llava_llama",
+    "phi4mm": "phi4_multimodal",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",
     "unispeech": "wav2vec2",
@@ -521,9 +531,21 @@ _SCALED: Keys = {"rope_scaling": (None, {"rope_type": "linear", "factor": 2.0})}
 _ACTIVATIONS = ("gelu", "relu", "relu2", "silu")
 #: Keys that change what a family computes, with values to try.
 FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
-    "llama": {**_LLAMA, **_SCALED, "mlp_bias": (True, False), "head_dim": (4, 8, None)},
+    "llama": {
+        **_LLAMA,
+        **_SCALED,
+        "mlp_bias": (True, False),
+        "head_dim": (4, 8, None),
+        "hidden_act": ("silu", "relu"),
+    },
     "mistral": {**_TIED, **_WINDOW, **_GROUPS},
-    "qwen2": {**_WINDOW, "use_sliding_window": (True, False), "max_window_layers": (0, 2, 4)},
+    "qwen2": {
+        **_WINDOW,
+        "use_sliding_window": (True, False),
+        "max_window_layers": (0, 2, 4),
+        "dual_chunk_attention_config": ({"chunk_size": 8}, None),
+    },
+    "internlm": {"bias": (True, False), "rotary": ({"base": 10000, "type": "dynamic"}, None)},
     "qwen3": {**_LLAMA, "rope_parameters": (None, {"rope_theta": 10, "rope_type": "default"})},
     "phi3": {**_WINDOW, "partial_rotary_factor": (0.5, 1.0)},
     "seed_oss": {**_LLAMA, "attention_out_bias": (True, False)},
@@ -558,6 +580,11 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "rms_norm_eps": (1e-5, None),
     },
     "minicpmv": {"version": (2.6, 4.0, 4.5)},
+    "llava_llama": {
+        "mm_patch_merge_type": ("flat", "spatial_unpad"),
+        "mm_vision_tower": ("google/siglip-so400m-patch14-384",),
+    },
+    "molmo": {"attention_layer_norm": (True, False), "norm_after": (True, False)},
     "hyperclovax": {"use_post_norm": (True, False), "attention_multiplier": (0.25, None)},
     "granite_swa": {"layer_rope_theta": ([100] * 4, None)},
     "laguna": {"gating": ("per-head", True), "moe_routed_scaling_factor": (2.5, 1.0)},

@@ -302,6 +302,27 @@ def before(x: Array) -> Array:
     return np.concatenate([np.zeros_like(x[:, :1]), x[:, :-1]], axis=1)
 
 
+def xlstm(x: Array, p: Params, bound: float = 15) -> Array:
+    """Cells with matrix memories (arXiv 2405.04517, equations 19 to 27) and bounded gates (arXiv
+    2503.13427), token by token, with the running maximum of the exponents."""
+    q, k, v, o = (np.tensordot(x, p[f"w{n}"], 1) for n in "qkvg")
+    i, f = (bound * np.tanh((x @ p[f"w{n}"] + p[f"b{n}"]) / bound) for n in "if")
+    y, (batch, length, heads, dim) = np.zeros_like(v), q.shape
+    memory, norm = np.zeros((batch, heads, dim, v.shape[-1])), np.zeros((batch, heads, dim))
+    most = np.full((batch, heads), -np.inf)
+    for t in range(length):
+        kept = -np.log1p(np.exp(-f[:, t])) + most
+        most = np.maximum(kept, i[:, t])
+        decay, into = np.exp(kept - most)[..., None], np.exp(i[:, t] - most)[..., None]
+        memory = decay[..., None] * memory + (into * k[:, t])[..., None] * v[:, t][..., None, :]
+        norm = decay * norm + into * k[:, t]
+        query = q[:, t] / np.sqrt(dim)
+        weight = np.maximum(np.abs((query * norm).sum(-1)), np.exp(-most))
+        y[:, t] = (query[..., None] * memory).sum(-2) / weight[..., None]
+    out = layer_norm(y, p["norm/scale"]) * sigmoid(o)
+    return np.tensordot(out, p["wo"], 2)
+
+
 def rwkv4_time(x: Array, p: Params) -> Array:
     """Time mixing of RWKV-4 (arXiv 2305.13048, section 3.1), token by token."""
     step = before(x) - x

@@ -25,9 +25,10 @@ from stagec.driver.cli import main
 from stagec.interp.data import random_inputs
 from stagec.interp.machine import run_module
 from stagec.ir.core import Operation
-from stagec.ir.expr import Expr
+from stagec.ir.expr import Expr, as_expr
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array, Registry
+from stagec.ir.types import AxisUse, Dim
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
 from stagec.pipeline.instrument import Verification
@@ -117,6 +118,11 @@ class VerifiedOnce(Verification):
 
     def finish(self, module: Module) -> None:
         self.start(module)
+
+
+def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
+    """A dimension split over these axes at one priority."""
+    return Dim(as_expr(size), tuple(AxisUse(a, priority) for a in axes))
 
 
 def run_passes(module: Module, pipeline: str) -> Module:

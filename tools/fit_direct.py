@@ -25,13 +25,19 @@ from tools.fitting import Floats, collectives, described, systems, write_network
 
 #: Machine -> the folder of its tables, and the newest versions of engines there.
 TABLES = {
+    "a100-80g": ("a100_sxm", ("vllm/0.14.0", "sglang/0.5.10", "trtllm/1.0.0")),
     "h100-sxm": ("h100_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
     "h200": ("h200_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
     "b200": ("b200_sxm", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
     "gb200-nvl72": ("gb200", ("vllm/0.24.0", "sglang/0.5.14", "trtllm/1.3.0rc20")),
 }
 #: Machine -> other machines with the same links.
-ALIKE = {"h100-sxm": ("h100-500w",), "b200": ("b300",), "gb200-nvl72": ("gb300-nvl72",)}
+ALIKE = {
+    "a100-80g": ("a100-40g",),
+    "h100-sxm": ("h100-500w", "h800"),
+    "b200": ("b300",),
+    "gb200-nvl72": ("gb300-nvl72",),
+}
 _LEAST, _MOST = 256, 8 << 20
 _BYTES = 2  # of an element of bf16, the unit of sizes there
 #: Start in microseconds, hops and share of one-shot kernels, then of two-shot kernels.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from stagec.importers.importing import NOT_MODELED
-from stagec.importers.reading.keys import ENDINGS, NO_EFFECT, OFF
+from stagec.importers.reading.keys import BEGINNINGS, ENDINGS, NO_EFFECT, OFF
 from stagec.importers.registry import BUILT_IN
 from tools.markup import page
 
@@ -37,7 +37,8 @@ def _body() -> Iterator[str]:
     yield from ("", "## Keys without effect", "")
     yield "Any family may have these; they do not change what a training step computes:"
     yield from ("", _listed(sorted(NO_EFFECT)) + ".", "")
-    yield "So have keys that begin with `_`, and those that end in one of these:"
+    begin = " or ".join(f"`{each}`" for each in BEGINNINGS)
+    yield f"So have keys that begin with {begin}, and those that end in one of these:"
     yield from ("", _listed(ENDINGS) + ".", "")
     yield from ("## Features that are off", "")
     yield "Families that do not ask for one of these keys accept these values, and null:"

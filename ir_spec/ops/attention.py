@@ -46,6 +46,7 @@ from stagec.ir_spec.ops.attention_core import (
     unread_bytes,
 )
 from stagec.ir_spec.ops.base import gradients, need_result
+from stagec.ir_spec.ops.norm import WithVectors
 from stagec.ir_spec.ops.ring import ring_backward, ring_forward
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 
@@ -143,20 +144,17 @@ class FlashAttention(_Flash):
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {
             "attention": self._repeated_heads,
+            "normed_keys": self._copied_heads,
             **dict.fromkeys(NO_KERNEL, _expanded),
             "joined_queries": self._by_head,
         }
 
     def _by_head(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
-        """If a head of queries is concatenated of parts (`torch.cat`), its tokens are consecutive
-        in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
+        """If a head of queries is concatenated of parts (`torch.cat`), or copied, its tokens are
+        consecutive in memory. The kernel's result has the same layout (`empty_like` in `mha_fwd`,
         flash_api.cpp), and is copied for the following product (`transpose(1, 2).contiguous()` of
         transformers)."""
-        made = op.operands[0].producer
-        while made is not None and made.has(Recasts):
-            made = made.operands[0].producer
-        part = made is not None and isinstance(made.definition, RotaryEmbedding)
-        if made is None or not part or "first" not in made.attrs or made.flag("by_token"):
+        if not (op.flag("by_head") or _is_concatenated(op.operands[0])):
             return None
         first, *others = self._with_operands(b, op, op.operands)
         return [b.value("stg.reorder", [first], hint=f"{first.name}_o"), *others]
@@ -176,6 +174,15 @@ class FlashAttention(_Flash):
         kind = "stg.expand_heads" if is_one(groups) else "stg.repeat_heads"
         rows = [b.value(kind, [v], {"heads": heads}, hint=v.name) for v in shared]
         return self._with_operands(b, op, [q, *rows, *op.operands[3:]])
+
+    def _copied_heads(
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
+    ) -> Sequence[Value] | None:
+        """If heads are normalized, keys are DTensors, whose `reshape` copies because it goes by the
+        heads of all ranks (torchtitan/models/qwen3/infra/parallelize.py: `use_local_output =
+        False`)."""
+        copied = len(op.operands) > 1 and _has_norm(op.operands[1])
+        return self._repeated_heads(b, op, lambda _: False) if copied else None
 
     def _with_operands(
         self, b: Builder, op: Operation, operands: Sequence[Value]
@@ -215,6 +222,24 @@ class FlashAttention(_Flash):
         if "past" in op.attrs:
             return merge_parts(b, op, special["t"])
         return super().partition(b, op, special)
+
+
+def _has_norm(keys: Value) -> bool:
+    """Whether each head of the keys is normalized, before they are rotated and cast."""
+    op = keys.producer
+    while op is not None and (op.has(Recasts) or isinstance(op.definition, RotaryEmbedding)):
+        op = op.operands[0].producer
+    return op is not None and isinstance(op.definition, WithVectors)
+
+
+def _is_concatenated(queries: Value) -> bool:
+    """Whether model code concatenates rotated parts of heads with others."""
+    made = queries.producer
+    while made is not None and made.has(Recasts):
+        made = made.operands[0].producer
+    if made is None or not isinstance(made.definition, RotaryEmbedding):
+        return False
+    return "first" in made.attrs and not made.flag("by_token")
 
 
 class AttentionGrad(_Flash):
@@ -279,7 +304,6 @@ class SumHeads(OpDef):
     head."""
 
     name = "stg.sum_heads"
-    backward = True
     flops_per_point = 1
     operands = ("dy",)
     params = (Param("heads", "size", "the heads of the result", required=True),)

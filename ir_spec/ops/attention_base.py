@@ -6,10 +6,11 @@ from typing import ClassVar
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import ONE, Expr, call, expand, product
-from stagec.ir.kernel import KernelShape
+from stagec.ir.kernel import SELECTS, KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, OpDef, Sizes
 from stagec.ir.rule import Rule
+from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.attention_core import (
     backward,
     core_misfits,
@@ -68,17 +69,19 @@ class AttentionWork(OpDef):
         """Its FLOPs are `2 * batch * heads * queries * keys` times `qk + v`, in backward times
         `3*qk + 2*v`; half of that if a causal mask leaves half of the pairs. With other masks,
         `keys` is the mean number per query, rounded up. Queries that select rows of a latent share
-        none: each counts as a separate sequence, and has 64 heads at least."""
+        none: each counts as a separate sequence, and has 64 heads at least. Of caches in 16 bits,
+        they are marked, since machines have another kernel of these for prompts."""
         keys, masked = self.met(op, n)
         if not is_plain(op) or "past" in op.attrs:
             keys, masked = call("ceildiv", [self.left(op, n), n["s"]]), False
         kind = "attention_backward" if self.backward else "attention"
-        batch, queries, heads = n["b"], n["s"], n["g"] * n["r"]
+        batch, queries, heads, mark = n["b"], n["s"], n["g"] * n["r"], ""
         if op.flag("selected") and "values" in op.attrs and not self.backward:
             batch, queries, heads = batch * queries, ONE, call("max", [heads, ONE * SELECTING])
+            mark = SELECTS if DTYPE_BYTES[op.operands[1].tensor.dtype] == 2 else ""
         extents = (batch, heads, n["g"], queries, keys, n["k"], n.get("v", n["k"]))
         windowed = "window" in op.attrs
-        return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked, windowed)
+        return KernelShape(kind, op.operands[0].tensor.dtype, extents, masked, windowed, mark=mark)
 
 
 class AttentionOp(AttentionWork):

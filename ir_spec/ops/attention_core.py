@@ -63,6 +63,7 @@ WHOLE = (
     Param("given_type", "flag", "model code has its softmax in the type of the scores"),
     Param("wide_scores", "flag", "model code has queries and keys in fp32 for its scores"),
     Param("made_mask", "flag", "model code makes a mask for kernels, although it is causal"),
+    Param("by_head", "flag", "model code copies queries, heads before tokens"),
 )
 
 #: The orders of the positions of a split sequence on the ranks of a ring.

@@ -31,6 +31,9 @@ _CLAMPED = (
 #: The name in `stg.kernels` of gradients that overwrite the buffers of gate and up.
 IN_PLACE = "gate_in_place"
 _IN_PLACE = Param("in_place", "flag", "the gradients of gate and up take their buffer")
+#: The same for a kernel that overwrites both.
+BOTH_IN_PLACE = "gate_up_in_place"
+_BOTH = Param("both", "flag", "with in_place: of gate and of up, so that there is no scratch")
 JOINED = Param("joined", "flag", "model code computes gate and up by one product")
 _WITH_SCRATCH = IndexRule("a...,az...->az...,a...", whole="z")
 
@@ -73,13 +76,22 @@ class Gated(OpDef):
         raise NotImplementedError
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {self.name.partition(".")[2]: self._unfused, IN_PLACE: self._in_place}
+        own = {IN_PLACE: self._in_place, BOTH_IN_PLACE: self._both_in_place}
+        return {self.name.partition(".")[2]: self._unfused, **own}
 
     def _in_place(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """torch/_inductor/codegen/common.py, `KernelArgs.make_inplace`: the kernel of the gradients
         is the last reader of gate and up; it overwrites one of them, and the other is freed after
         it."""
         op.attrs["in_place"] = True
+        return None
+
+    def _both_in_place(
+        self, b: Builder, op: Operation, is_one: IsOneOnRank
+    ) -> Sequence[Value] | None:
+        """liger_kernel/ops/swiglu.py and geglu.py: `_swiglu_backward_kernel` stores the gradients
+        where gate and up were, also if these are those of a checkpoint."""
+        op.attrs |= {"in_place": True, "both": True}
         return None
 
     def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
@@ -108,7 +120,7 @@ class GatedGrad(OpDef):
     """Base class of gradients of gated activations. With `in_place`, the result overwrites the
     buffer of gate and up, and `scratch` is the half of it that the kernel cannot overwrite. If gate
     and up were recomputed, the kernel also recomputes their product: `scratch` is this product, and
-    nothing is overwritten."""
+    nothing is overwritten. With `both` all is overwritten, and there is no scratch."""
 
     operands = ("dy", "gate_up")
     results = ("result", "scratch?")
@@ -117,7 +129,8 @@ class GatedGrad(OpDef):
     of: ClassVar[Gated]
 
     def rule(self, op: Operation) -> Rule | None:
-        return _WITH_SCRATCH.of(op) if op.flag("in_place") else super().rule(op)
+        scratch = op.flag("in_place") and not op.flag("both")
+        return _WITH_SCRATCH.of(op) if scratch else super().rule(op)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """FLOPs of the gradients of gate and up, and of comparisons with a limit."""
@@ -138,7 +151,7 @@ class GatedGrad(OpDef):
 
     def reuses(self, op: Operation, result: int) -> int | None:
         made = op.operands[1].producer
-        again = made is not None and made.phase == "recompute"
+        again = made is not None and made.phase == "recompute" and not op.flag("both")
         return 1 if op.flag("in_place") and not (result or again) else None
 
 
@@ -166,7 +179,7 @@ class Swiglu(Gated):
     """
 
     name = "stg.swiglu"
-    params = (*_CLAMPED, _IN_PLACE, JOINED)
+    params = (*_CLAMPED, _IN_PLACE, _BOTH, JOINED)
     gradient = (
         ", 10 FLOPs per element of dy; as many more as forward has for slope and shift, and 5 for "
         "the limit"
@@ -236,7 +249,7 @@ class Geglu(Gated):
     """gelu(gate) * up. FLOPs per result: one more than those of that form of `stg.gelu`."""
 
     name = "stg.geglu"
-    params = (FORM, STEPWISE, _IN_PLACE)
+    params = (FORM, STEPWISE, _IN_PLACE, _BOTH)
     gradient = ". FLOPs per element of dy: 3 more than those of `stg.gelu_grad`"
     example = "%m = stg.geglu(%gu) : bf16[B, S, F]"
 

@@ -38,11 +38,6 @@ def behind_attention(op: Operation, loc: Loc, remedy: str) -> tuple[int, Value]:
     )
 
 
-def with_inner(op: Operation) -> list[Operation]:
-    """An operation and those inside of it."""
-    return [op, *(op.region.walk() if op.region is not None else ())]
-
-
 def _mixes(op: Operation) -> bool:
     """Whether an operation is attention or a scan, or uses the rows of a cache."""
     makers = [op, *(v.producer for v in op.operands if v.producer is not None)]
@@ -53,6 +48,6 @@ def _mixes(op: Operation) -> bool:
 def _live(body: Region, place: int) -> list[Value]:
     """The values that operations from a place on, or the next layer, take from earlier ones."""
     known = {body.args[0], *(v for op in body.ops[:place] for v in op.results)}
-    tail = [inner for op in body.ops[place:-1] for inner in with_inner(op)]
+    tail = [inner for op in body.ops[place:-1] for inner in op.walk()]
     taken = [v for op in tail for v in op.operands] + [body.terminator.operands[0]]
     return list(dict.fromkeys(v for v in taken if v in known))

@@ -9,7 +9,7 @@ import numpy as np
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
 from stagec.ir.expr import ONE, Expr, call, same
-from stagec.ir.kernel import KernelShape
+from stagec.ir.kernel import INDEXER, KernelShape
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, Grads, OpDef, Sizes
 from stagec.ir.rule import Rule, make_rule
@@ -38,14 +38,14 @@ def _each(n: Sizes, products: int, sums: int) -> Expr:
     return n["b"] * n["h"] * (n["k"] * products + sums) * 2
 
 
-def _kernel(op: Operation, n: Sizes, kind: str, q: int) -> KernelShape:
+def _kernel(op: Operation, n: Sizes, kind: str, q: int, mark: str = "") -> KernelShape:
     """The kernel as attention with one key for all heads and values of one element, which represent
     the sum over heads. Behind cached keys, keys are the mean number per query, rounded up."""
     mean = "past" in op.attrs or "rate" in op.attrs
     keys = call("ceildiv", [_seen(op, q, n), n["s"]]) if mean else n["t"]
     extents = (n["b"], n["h"], ONE, n["s"], keys, n["k"], ONE)
     masked = op.flag("causal") and not mean
-    return KernelShape(kind, op.operands[q].tensor.dtype, extents, masked)
+    return KernelShape(kind, op.operands[q].tensor.dtype, extents, masked, mark=mark)
 
 
 class IndexScores(OpDef):
@@ -84,7 +84,7 @@ class IndexScores(OpDef):
         return _each(n, 1, sums) * n["s"] * n["t"]
 
     def kernel(self, op: Operation, n: Sizes) -> KernelShape:
-        return _kernel(op, n, "attention", 0)
+        return _kernel(op, n, "attention", 0, INDEXER)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         return gradients(b, op, [*grads, *op.operands])

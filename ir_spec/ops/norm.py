@@ -44,6 +44,7 @@ _CODE = Param(
     default="kernel",
 )
 _STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
+_IN_PLACE = Param("in_place", "flag", "the gradient of x overwrites that of the result")
 #: The number of temporary tensors of eager backward: x^(2-1), 2x of it, and the mean's gradient for
 #: each element (`pow_backward` and `mean_backward` of derivatives.yaml).
 _STEPPED = 3
@@ -136,13 +137,19 @@ class RmsNorm(NormBase):
     """
 
     name = "stg.rmsnorm"
-    params = (*_NORM_PARAMS, _WIDE_SCALE, _GIVEN_INPUT, _STEPS)
+    params = (*_NORM_PARAMS, _WIDE_SCALE, _GIVEN_INPUT, _STEPS, _IN_PLACE)
     operands = ("x", "scale and squares*")
     costs = (4, 2)
     example = "%n = stg.rmsnorm(%h, %g) : bf16[B, S, D]"
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
-        return {"rmsnorm": self._unfused}
+        return {"rmsnorm": self._unfused, "norm_in_place": self._in_place}
+
+    def _in_place(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
+        """liger_kernel/ops/rms_norm.py: `rms_norm_backward` with `in_place`, the default, where
+        `dX = dY`."""
+        op.attrs["in_place"] = True
+        return None
 
     def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value]:
         """In fp32, cast back and scaled, as `LlamaRMSNorm` of transformers; a zero-centered scale
@@ -217,11 +224,11 @@ class RmsNormGrad(WithVectors):
     over rows of x*x and dy*scale*x as operands. 3 less without a scale.
 
     With `steps`, the last results are temporary buffers of the size of x, for gradients of the
-    square and of the mean.
+    square and of the mean. With `in_place`, dx overwrites dy.
     """
 
     name = "stg.rmsnorm_grad"
-    params = (*_NORM_PARAMS, _STEPS)
+    params = (*_NORM_PARAMS, _STEPS, _IN_PLACE)
     operands = ("dy", "x", "scale and sums*")
     results = ("dx", "dscale and buffers*")
     sums = 2
@@ -232,6 +239,9 @@ class RmsNormGrad(WithVectors):
     def sides(self, op: Operation) -> tuple[str, str]:
         left, right = super().sides(op)
         return left, right + "x" * (_STEPPED if op.flag("steps") else 0)
+
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 0 if op.flag("in_place") and not result else None
 
     def statistics(self, b: Builder, op: Operation, over: Axes) -> Sequence[Value]:
         dy, x = op.operands[:2]

@@ -6,7 +6,7 @@ import numpy as np
 
 from stagec.ir.builder import Builder
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr
+from stagec.ir.expr import ZERO, Expr
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes
@@ -44,8 +44,9 @@ class Route(OpDef):
     token s of a sequence uses experts (s k + j) mod E for j < k, like TorchTitan's forced load
     balancing for debugging; the weights are the scores of those experts, so the router has a
     gradient. With `copies` of experts, the load is even over all of them, and expert E + i is a
-    copy of i. FLOPs per logit: 5 for a softmax, 3 for a sigmoid or 4 for the root, 1 for the bias,
-    1 comparison for the choice and 1 more with groups; 2 per weight.
+    copy of i; if the last ones are `weightless`, they are numbered after the copies of others.
+    FLOPs per logit: 5 for a softmax, 3 for a sigmoid or 4 for the root, 1 for the bias, 1
+    comparison for the choice and 1 more with groups; 2 per weight.
     """
 
     name = "stg.route"
@@ -57,6 +58,7 @@ class Route(OpDef):
         Param("groups", "size", "groups of experts"),
         Param("top_groups", "size", "groups that a token may take experts of"),
         Param("copies", "size", "experts beside these: copies of the first of them"),
+        Param("weightless", "size", "the last experts have no weights and no copies (default 0)"),
         WIDE_LOGITS,
         WIDE_WEIGHTS,
         PAST,
@@ -106,12 +108,16 @@ class Route(OpDef):
         logits, k = args[0], ctx.size(op.expr("k"))
         length: int = logits.shape[1]
         count: int = logits.shape[2]
-        slots = count + (ctx.size(op.expr("copies")) if "copies" in op.attrs else 0)
+        copies, weightless = (ctx.size(op.expr(n, ZERO)) for n in ("copies", "weightless"))
+        slots, own = count + copies, count - weightless
         tokens = np.arange(length) + ctx.start(op.operands[0].tensor.dims[1])
         tokens += ctx.size(past_of(op))
         chosen = (tokens[:, None] * k + np.arange(k)) % slots
         experts = np.broadcast_to(chosen, (*logits.shape[:2], k))
-        picked = np.take_along_axis(_scores(op, logits), experts % count, -1)
+        moved = np.where(experts < own + copies, own, copies)
+        picked = np.take_along_axis(
+            _scores(op, logits), np.where(experts < own, experts, experts - moved), -1
+        )
         if op.flag("normalize"):
             picked = picked / picked.sum(-1, keepdims=True)
         return [picked * ratio(op, "scale", 1.0), experts]

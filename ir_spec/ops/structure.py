@@ -209,6 +209,7 @@ class FuncOp(Declaration):
         Param("part", "name", "the part of the model that it is"),
         Param("peers", "names", "the other parts that train parameters"),
         Param("freed", "flag", "gradients are freed between steps"),
+        Param("copied", "flag", "sums of gradients end when they are copied into buckets"),
         Param("consumed", "flag", "gradients are freed by their updates"),
         Param("guest", "name", "the pod that runs here too; its values have its name in front"),
     )

@@ -32,7 +32,7 @@ from stagec.ir_spec.ops.structure import FIRST, ORDER, REPLAY, Declaration, Term
 
 
 class FreeOp(Declaration):
-    """The end of the lifetime of buffers, after their last user."""
+    """The end of the lifetime of buffers, after their last user. A later use is an error."""
 
     name = "stg.free"
     traits = (Declares(), EndsLifetime())
@@ -222,7 +222,8 @@ class CompOp(NodeOp):
         Param(
             "form",
             "name",
-            "of attention: its kernel of a library (stg.kernels); of experts: experts",
+            "of attention: its kernel of a library (stg.kernels), indexer or selects; of experts: "
+            "experts",
         ),
         Param("dtype", "name", "element type of the operands of products"),
         Param("fuses", "names", "the ops that run as one kernel"),

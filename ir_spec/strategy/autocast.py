@@ -37,6 +37,11 @@ class AutocastRule(Record):
         "as well (cast), or stay in fp32 (left)",
         choices=("cast", "left"),
     )
+    experts: str = parameter(
+        "name",
+        "products of experts cast where the others do (given), or always (cast)",
+        choices=("given", "cast"),
+    )
 
 
 class AutocastOp(Statement):
@@ -45,12 +50,16 @@ class AutocastOp(Statement):
     it; softmax, layer norms, powers and losses are f32; each other op has the widest type of its
     operands.
 
-    Without `on`, nothing is cast, and the other parameters have no effect. Nothing is cast either
+    Without `on`, nothing is cast but for experts. Nothing is cast either
     if the model computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, or under
     ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP. Without FSDP it does
     nothing with tensor parallelism or a pipeline either (`split = left`; distributed/utils.py:
     `maybe_enable_amp`), which a job that states `on` by itself does not take from a stack. Expert
     parallelism does not count.
+
+    With `experts = cast`, products of experts that would be in f32 are always in `to`: PyTorch has
+    grouped products in bf16 alone, so torchtitan casts rows and weights for them, and results back
+    (models/moe/moe.py: `_run_experts_grouped_mm`).
 
     The cast of a parameter is kept for all its uses and for backward, as in autocast's cache. An
     activation is cast by each product that takes it, and backward keeps each of these copies. A

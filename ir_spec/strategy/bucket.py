@@ -31,6 +31,13 @@ class BucketRule(Record):
         "as DDP with gradient_as_bucket_view=False.",
         software=True,
     )
+    views: bool = flagged(
+        "ddp_views",
+        "ZeRO 0 and 1: copy gradients into flat buffers as soon as they are complete; they are "
+        "parts of these from then on, as in DDP with gradient_as_bucket_view=True.",
+        doc="gradients are parts of the flat buffers, into which they are copied",
+        software=True,
+    )
 
 
 class BucketOp(Statement):
@@ -40,6 +47,12 @@ class BucketOp(Statement):
     The rule is that of PyTorch's DDP and of Megatron-LM (`overlap_grad_reduce`): no gradient is
     cut, and the gradient with which a call reaches its size completes it. Each chunk of a pipeline
     stage has separate calls. PyTorch's first call, of 1 MiB, is not modeled.
+
+    With `copies` the buffers of calls exist beside the gradients. With `views` gradients are parts
+    of these buffers, which stay across steps, whatever `stg.gradients[lifetime]` says: the engine
+    makes a gradient, and adds up those of several uses and microbatches (`no_sync`), in a tensor of
+    its own, which ends when it is copied (torch/csrc/distributed/c10d/reducer.cpp:
+    `mark_variable_ready_dense`).
     """
 
     name, record = "stg.bucket", BucketRule

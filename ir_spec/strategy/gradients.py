@@ -3,7 +3,7 @@
 from typing import Any
 
 from stagec.ir_spec.strategy.flag_values import FlagValues
-from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
+from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
 LIFETIMES = ("persistent", "freed")
 STAGED = "staged"
@@ -44,6 +44,22 @@ class GradientsRule(Record):
         "the sum before, by a kernel of its own (cast).",
         choices=SUMS,
     )
+    stand_ins: str = parameter(
+        "name",
+        "with stg.fusion[gradients], what autograd takes in place of a gradient of a block: a new "
+        "tensor (made), or one for each weight that stays across steps (kept)",
+        choices=("made", "kept"),
+    )
+    flat: int = flagged(
+        "grad_flat",
+        "Copy gradients that ZeRO reduces into a buffer of N elements (0: none), as "
+        "reduce_bucket_size of DeepSpeed.",
+        kind="int",
+        default=0,
+        least=0,
+        metavar="N",
+        needs=("zero",),
+    )
     collective: str = flagged(
         "grad_collective",
         "Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or "
@@ -80,6 +96,15 @@ class GradientsOp(Statement):
     another adds the result: 18 bytes per parameter for bf16 and fp32, not 10 (DeepSpeed,
     runtime/bf16_optimizer.py: `update_hp_grads`).
 
+    `stand_ins = kept`: Transformer Engine keeps a tensor of the shape of each weight, which blocks
+    share (transformer_engine/pytorch/module/base.py: `get_dummy_wgrad`); without, the product
+    returns a new one (megatron/core/tensor_parallel/layers.py:
+    `LinearWithGradAccumulationAndAsyncCommunication.backward`).
+
+    `flat`: elements of the buffer of contiguous gradients (deepspeed/runtime/zero/stage_1_and_2.py:
+    `setup_buckets`, `allreduce_bucket`; stage3.py: `__ipg_bucket_flat_buffer`), which the pass
+    `hold-flat-buffer` adds. There are no flat buffers of DDP then.
+
     `collective = all_reduce`: under ZeRO-1, each rank receives the sums of all gradients and uses
     the part that it updates, in twice the time of a reduce_scatter (nanotron, trainer.py:
     `train_step`, `reduce_scatter=False`; DeepSpeed in bf16, runtime/pipe/engine.py:
@@ -96,6 +121,6 @@ class GradientsOp(Statement):
     def flag_values(self, request: FlagValues) -> dict[str, Any]:
         values = super().flag_values(request)
         if not request["zero"]:
-            for name in ("reduced", "collective"):
+            for name in ("reduced", "collective", "flat"):
                 values.pop(name, None)
         return values

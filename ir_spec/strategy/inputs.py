@@ -1,4 +1,4 @@
-"""Memory of a step in addition to parameters and activations: tokens and tables of rotations."""
+"""Memory of a step in addition to parameters and activations: its batch and tables of rotations."""
 
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged
 
@@ -13,10 +13,11 @@ class InputsRule(Record):
 
     tokens: str = flagged(
         "token_buffers",
-        "Count tokens and labels as memory, in 64 bits: in one tensor (shared) or two (each).",
+        "Count the batch as memory, tokens and labels in 64 bits: in one tensor (shared) or two "
+        "(each).",
         doc=(
-            "in 64 bits: one tensor that labels share (shared), or one for each (each); none: not "
-            "counted"
+            "tokens in 64 bits: one tensor that labels share (shared), or one for each (each), and "
+            "arguments that are no tokens, such as pixels; none: not counted"
         ),
         choices=(NONE, SHARED, EACH),
         metavar="none|shared|each",

@@ -68,10 +68,11 @@ class KernelsRule(Record):
         flag=Flag(
             "eager",
             "Run these operation by operation, as PyTorch without a compiler or fused kernels "
-            "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, "
-            "expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, "
-            "softcap; or none of a stack's (none); gate_in_place: as kernels of a compiler "
-            "overwrite gate and up. Backward keeps the tensors that each operation saves.",
+            "does: swiglu, geglu, gelu, rmsnorm, layernorm, attention, normed_keys, route, "
+            "part_of, clamp, expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, "
+            "alibi, sinks, softcap; or none of a stack's (none); gate_in_place: as kernels of a "
+            "compiler overwrite gate and up, gate_up_in_place and norm_in_place: as those of Liger "
+            "do. Backward keeps the tensors that each operation saves.",
             "names",
             "",
             metavar="OP,...",
@@ -176,9 +177,12 @@ class KernelsOp(Statement):
     separate product (attributes of ops: `stepwise`, `code`, `wide_logits`). `part_of`: a view of a
     part of a product keeps the whole product. `alibi`, `sinks`, `softcap`: attention with a bias by
     distance, with sinks or with bounded scores has no kernel (`expand-attention`).
-    `joined_queries`: the result of attention over partly rotated queries is copied. `gate_in_place`
-    is an optimization of compilers: the gradients of gate and up overwrite these, of which Inductor
-    can overwrite one while the kernel runs.
+    `joined_queries`: the result of attention over queries that are partly rotated, or copied, is
+    copied. `normed_keys`: with norms of heads, keys of the only head on a rank are copied as well
+    (torchtitan's Qwen3). `gate_in_place` is an optimization of compilers: the gradients of gate and
+    up overwrite these, of which Inductor can overwrite one while the kernel runs.
+    `gate_up_in_place` and `norm_in_place` are kernels of Liger: the gradients of gate and up
+    overwrite both, and that of the input of an RMSNorm overwrites that of its result.
 
     `ring`: `context_parallel` of PyTorch merges parts of attention operation by operation. The
     result is in the order of heads, so it is copied for the following product, and backward keeps

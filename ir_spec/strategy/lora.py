@@ -7,6 +7,8 @@ from stagec.ir.traits import Chooses, Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
+#: The ends of the names of the parameters A and B of an adapter.
+FIRST, SECOND = "_lora_a", "_lora_b"
 #: Instead of names: all linear modules except the head, as `target_modules = "all-linear"` of peft.
 ALL_LINEAR = "all_linear"
 
@@ -61,7 +63,7 @@ class LoraRule(Record):
 def _is_linear(param: Value) -> bool:
     """Whether a parameter belongs to a linear module in a layer, and not to experts, a router or an
     adapter."""
-    if param.name.endswith(("_lora_a", "_lora_b")):
+    if param.name.endswith((FIRST, SECOND)):
         return False
     uses = [(op, index) for op, index, depth in uses_inside(param) if depth]
     return any(isinstance(op.definition, Einsum) and _multiplies(op, index) for op, index in uses)

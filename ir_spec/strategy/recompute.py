@@ -45,7 +45,7 @@ class RecomputeRule(Record):
         flag=Flag(
             "recompute_keep",
             "With --recompute full: save the results of these ops, even if backward does not "
-            "read them; for einsum those of matrix products in 16 bits or more.",
+            "read them; for einsum those of matrix products in 16 bits or more, not of experts.",
             "names",
             "",
             metavar="OP,...",

@@ -31,9 +31,9 @@ class SavedTensorsRule(Record):
     blocks: str = flagged(
         "recompute_blocks",
         "A checkpoint computes its block again up to the last operation that backward needs "
-        "(needed), or all of it (whole).",
-        choices=("needed", "whole"),
-        metavar="needed|whole",
+        "(needed), or all of it (whole), and keeps the results (replayed).",
+        choices=("needed", "whole", "replayed"),
+        metavar="needed|whole|replayed",
         needs=("recompute", "saved_tensors"),
         rare=True,
         software=True,
@@ -57,7 +57,9 @@ class SavedTensorsOp(Statement):
     (torch/utils/checkpoint.py: `_checkpoint_hook.unpack_hook`), and takes what a list of
     `stg.recompute` has kept where it comes to it. `needed`: it stops behind the last operation that
     backward needs; what the list has kept of the others is there until the backward of the block
-    ends.
+    ends. `replayed`: backward calls a block and then the backward of its results, which it has
+    until the end, so that `full` is `full_replay` (megatron/core/tensor_parallel/random.py:
+    `CheckpointFunction.backward`).
     """
 
     name, record = "stg.saved_tensors", SavedTensorsRule

@@ -21,6 +21,7 @@ from stagec.ir.rewrite import carried, slice_into
 from stagec.ir.traits import Accumulates, Repeats, Terminates
 from stagec.ir_spec.ops.adam8bit import SMALLEST
 from stagec.ir_spec.ops.parts import arrive, depart
+from stagec.ir_spec.strategy.bucket import BucketRule
 from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.passes.autodiff.updates import Optimizer, TrainedTensor, matrix_of
@@ -77,7 +78,7 @@ def add_optimizer(module: Module) -> None:
     strategy = read_strategy(module)
     if strategy.optimizer.form == "in_backward":
         module.main.attrs["consumed"] = True
-    elif strategy.one(GradientsRule).lifetime == "freed":
+    elif strategy.one(GradientsRule).lifetime == "freed" and not _stay_in_buckets(strategy):
         _free_gradients(module, strategy)
     if strategy.optimizer.kind == "none":
         return
@@ -254,6 +255,11 @@ def _check_in_backward(module: Module, strategy: Strategy) -> None:
             "gradients are summed over microbatches, so they cannot be applied during backward",
             remedy="leave 'in_backward' out, or compile one microbatch",
         )
+
+
+def _stay_in_buckets(strategy: Strategy) -> bool:
+    """Whether gradients are views of the flat buffers in which they are reduced."""
+    return strategy.zero < 2 and bool(strategy.bucket) and strategy.one(BucketRule).views
 
 
 def _free_gradients(module: Module, strategy: Strategy) -> None:

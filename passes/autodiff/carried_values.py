@@ -19,6 +19,7 @@ first one in every second layer and the second one in the others.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stagec.api import Builder, Operation, Region, Registry, Value, const, factor_sizes, made_by
 from stagec.ir.expr import is_quadratic
@@ -40,14 +41,14 @@ def hand_over(
     *,
     keep_inputs: bool = False,
     keep_idle: bool = True,
-    whole: bool = False,
+    blocks: str = "needed",
 ) -> None:
     """Give the backward region all values of the forward region that it uses, in place. With
     `keep_inputs` a recomputed block keeps its inputs until its backward ends, and is recomputed at
-    once, up to the last operation that backward needs, or as a `whole`. With `keep_idle` values
-    that the recompute list names are kept even if backward does not use them."""
-    run = _HandOver(registry, forward, back).run
-    run(keep_inputs=keep_inputs, keep_idle=keep_idle, whole=whole)
+    once, as `blocks` of `stg.saved_tensors` states. With `keep_idle` values that the recompute list
+    names are kept even if backward does not use them."""
+    run = _HandOver(registry, forward, back, replays=blocks == "replayed").run
+    run(keep_inputs=keep_inputs, keep_idle=keep_idle, whole=blocks == "whole")
 
 
 def pin_again(region: Region) -> None:
@@ -66,7 +67,7 @@ def pin_again(region: Region) -> None:
         return pins[value]
 
     for op in [op for op in region.ops if op.phase == "backward"]:
-        for user in [op, *(op.region.walk() if op.region is not None else ())]:
+        for user in op.walk():
             for index, value in enumerate(user.operands):
                 if (again := pinned(value, op)) is not value:
                     user.set_operand(index, again)
@@ -82,9 +83,14 @@ def _clone(op: Operation, operands: Sequence[Value], phase: str) -> Operation:
 
 
 class _HandOver:
-    def __init__(self, registry: Registry, forward: Operation, back: Operation) -> None:
+    def __init__(
+        self, registry: Registry, forward: Operation, back: Operation, *, replays: bool
+    ) -> None:
         self._registry, self._forward, self._back = registry, forward, back
-        self._what = take_recompute(forward)
+        what = take_recompute(forward)
+        self._what = (
+            replace(what, policy="full_replay") if replays and what.policy == "full" else what
+        )
         self._recalled: dict[Value, Value] = {}
         self._carry = carried(forward)
         self._inside: dict[Value, Value] = {}
@@ -263,7 +269,10 @@ def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:
 
 
 def _is_product(op: Operation) -> bool:
-    """Whether an op runs as one matrix product in 16 bits or more."""
+    """Whether an op runs as one matrix product in 16 bits or more; products of all experts are
+    another op of PyTorch, `aten._grouped_mm`."""
+    if any(dim.routed for value in op.operands for dim in value.tensor.dims):
+        return False
     rule = op.definition.rule(op)
     if rule is None:
         return False

@@ -60,7 +60,7 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.layers import kind_of, stack_of
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.trained import trained_values
-from stagec.ir.traits import Accumulates, BeginsBackward, Free
+from stagec.ir.traits import BeginsBackward, Free
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
@@ -70,6 +70,7 @@ from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.passes.autodiff.carried_values import hand_over, pin_again
 from stagec.passes.autodiff.reductions import PASS, GradientReductions, cast_once, where_made
 from stagec.sharding.gathers import is_of_parameter
+from stagec.sharding.stages import accumulation
 
 
 class Differentiate(Pass):
@@ -170,13 +171,13 @@ class _TrainingStep:
         self.keeps_saved = strategy.one(SavedTensorsRule).until == "node"
         self.compiled = strategy.one(FusionRule).kind in COMPILED
         self.saves_needed = strategy.one(SavedTensorsRule).first == "needed"
-        self.whole_blocks = strategy.one(SavedTensorsRule).blocks == "whole"
+        self.blocks = strategy.one(SavedTensorsRule).blocks
         self.idle = idle_values(module)
 
     def run(self, loss: Value | None) -> None:
         func = self._module.main
         region = func.body
-        wrapped = next((op for op in region.ops if op.has(Accumulates)), None)
+        wrapped = accumulation(func)
         if wrapped is not None and (loss is None or loss.producer is wrapped):
             region = wrapped.body
             self._reductions.accumulates = True
@@ -305,7 +306,7 @@ class _TrainingStep:
         if self.idle:
             erase_unused(region)  # so that unused values are not stashed
         keeps = {"keep_inputs": self.keeps_saved, "keep_idle": not self.compiled}
-        hand_over(self._registry, op, back, **keeps, whole=self.whole_blocks)
+        hand_over(self._registry, op, back, **keeps, blocks=self.blocks)
 
 
 class _Tape:

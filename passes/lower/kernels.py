@@ -220,7 +220,7 @@ class KernelForms:
                 return f"{CASTS}{read}"
             return eager_mark(op) if self.torch else ""
         if kernel.kind in ATTENDS:
-            return self.attention
+            return kernel.mark or self.attention
         dtypes = [v.tensor.dtype for v in op.operands[:2]]
         dealt = any(d.routed or d.load for v in op.operands for d in v.tensor.dims)
         if len(op.results) == 1 and [DTYPE_BYTES[d] for d in dtypes] == [2, Fraction(1, 2)]:

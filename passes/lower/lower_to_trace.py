@@ -25,7 +25,7 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ONE, ZERO
-from stagec.ir.kernel import CONTINUES, EXPANDING, EXPERTS
+from stagec.ir.kernel import CONTINUES, EXPANDING, EXPERTS, INDEXER
 from stagec.ir.layers import kind_of
 from stagec.ir.memo import MemoByType
 from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
@@ -63,6 +63,7 @@ from stagec.passes.lower.steps import (
 )
 from stagec.passes.lower.turned import TurnedOperands
 from stagec.sharding.gathers import ahead_of
+from stagec.sharding.stages import stage_functions
 from stagec.sharding.work import viewed
 
 
@@ -96,7 +97,7 @@ class LowerToTrace(Pass):
 def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
     """Replace the main function, or those of pipeline stages, by et.graphs, in place. With
     `share_actions`, equal actions have one region."""
-    staged = [func for func in module.functions if "stages" in func.attrs]
+    staged = stage_functions(module)
     forms = KernelForms.of(read_strategy(module))
 
     def said(op: Operation) -> dict[str, RawAttr]:
@@ -355,7 +356,7 @@ class _Lowering:
         if len(ops) == 1:
             return self._costs(ops[0])
         forms = [str(self._costs(op).get("form", "")) for op in ops]
-        product = next((form for form in forms if form in (*EXPANDING, EXPERTS)), "")
+        product = next((form for form in forms if form in (*EXPANDING, EXPERTS, INDEXER)), "")
         form = product or (forms[0] if forms[0].startswith(CONTINUES) else "")
         return fused_attributes(ops, form)
 

@@ -21,8 +21,7 @@ class SharedWork:
     def of(cls, module: Module) -> "SharedWork":
         """The marks of a module, of which only a mixed step has any."""
         strategy = read_strategy(module)
-        splits = [rule for rule in strategy.splits if strategy.batch in rule.dims]
-        over = {axis for rule in splits for axis in rule.over} if module.serving == MIXED else ()
+        over = strategy.axes_of(strategy.batch) if module.serving == MIXED else ()
         return cls(strategy.batch, frozenset(over))
 
     def finish(self, origin: Operation, made: Operation) -> None:

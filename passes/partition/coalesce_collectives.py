@@ -30,12 +30,14 @@ from stagec.ir_spec.ops.comm import Collective
 from stagec.ir_spec.ops.norm import NormBase
 from stagec.ir_spec.strategy.bucket import BucketRule
 from stagec.ir_spec.strategy.collectives import CollectivesRule
+from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 
 
 class CoalesceCollectives(Pass):
     """Merge the gathers of the parameters of a block, and the reductions of their gradients, into
-    one call each. With `stg.bucket[copies]` the function gets flat buffers for the gradients. With
+    one call each. With `stg.bucket[copies]` the function gets flat buffers for the gradients, with
+    `views` complete gradients are copied (`stg.reorder`) into buffers that stay. With
     `stg.collectives[statistics]` the sums of norms that do not wait for each other are one call.
 
     Before:
@@ -73,6 +75,7 @@ def coalesce(module: Module) -> None:
     """Merge the collectives of parameters and of their gradients, in place."""
     strategy = read_strategy(module)
     bucket = strategy.bucket if strategy.zero < 2 else 0  # else reduced by unit
+    flat = strategy.one(GradientsRule).flat
     ends = strategy.zero >= 3 and strategy.one(ShardUnitsRule).outer == "ends"
     for func in module.functions:
         for region in _regions(func.body):
@@ -84,8 +87,27 @@ def coalesce(module: Module) -> None:
             if waves := _waves(region):
                 _merge_reductions(region, waves, bucket, blocks, whole=strategy.zero == 1)
             _merge_updates(region)
-        if bucket and strategy.one(BucketRule).copies:
+        if bucket and strategy.one(BucketRule).views:
+            _copy_into_buckets(module, func)
+        elif bucket and strategy.one(BucketRule).copies and not (strategy.zero and flat):
             _add_buckets(func)
+
+
+def _copy_into_buckets(module: Module, func: Operation) -> None:
+    """Copy the gradients of a function that are reduced in buckets, those of blocks in the blocks,
+    where they are complete, in place."""
+    for op in list(func.body.walk()):
+        for index in range(len(op.operands) if "bucket" in op.attrs else 0):
+            user, place = op, index
+            while (made := (value := user.operands[place]).producer) is not None:
+                if not made.has(Repeats):
+                    b = module.after(made, loc=made.loc, phase="gradient")
+                    hint = f"{value.name}_view"
+                    copy = b.value("stg.reorder", [value], type=value.type, hint=hint)
+                    user.set_operand(place, copy)
+                    func.attrs["copied"] = True
+                    break
+                user, place = made.body.terminator, value.index
 
 
 def _add_buckets(func: Operation) -> None:

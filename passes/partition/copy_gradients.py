@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stagec.api import Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import enclosing, stacked_outside
+from stagec.ir.rewrite import enclosing, repeats_in, stacked_outside
 from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats, Terminates
 from stagec.ir_spec.ops.comm import (
     AllReduce,
@@ -21,6 +21,7 @@ from stagec.ir_spec.ops.selection import Pad
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import gathers_of
+from stagec.sharding.stages import accumulation
 
 
 class CopyGradients(Pass):
@@ -250,12 +251,12 @@ def drop_with_reductions(module: Module, func: Operation) -> None:
     """Drop each unit that was gathered before the microbatches of a stage right before its
     gradients are reduced, in place (`perform_reduce_grad` of PyTorch calls
     `FSDPParamGroup.post_backward` of one unit after the other)."""
-    steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+    steps = accumulation(func)
     if steps is None or "schedule" not in steps.attrs:
         return
     before, behind = func.body.ops[: steps.position()], func.body.ops[steps.position() + 1 :]
-    gathering = [op for op in before if op.has(Repeats) and gathers_of(op.body)]
-    reducing = [op for op in behind if op.has(Repeats) and op.phase == "gradient"]
+    gathering = [op for op in repeats_in(func.body) if op in before and gathers_of(op.body)]
+    reducing = [op for op in repeats_in(func.body, "gradient") if op in behind]
     for kept, reduced in zip(gathering, reducing, strict=False):
         if kept.expr("count") == reduced.expr("count"):
             slices = list[Value]()

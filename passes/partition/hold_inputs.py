@@ -1,4 +1,4 @@
-"""hold-inputs: adds tokens, rotation tables and masks to the program, and so to its memory plan."""
+"""hold-inputs: adds the batch, rotation tables and masks to the program and its memory plan."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,21 +16,24 @@ from stagec.api import (
     const,
     read_strategy,
 )
-from stagec.ir.rewrite import enclosing
-from stagec.ir.traits import Accumulates
+from stagec.ir.rewrite import enclosing, stacked_outside
+from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.attention import FlashAttention
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.ops.rope import RelativeBiasGrad, RotaryEmbedding
 from stagec.ir_spec.ops.softmax import SinkSoftmax, Softmax
+from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.inputs import BUFFER, COS_SIN, EACH, MADE, NONE, InputsRule
 from stagec.ir_spec.strategy.kernels import MATH, KernelsRule
+from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
+from stagec.sharding.stages import accumulation
 
 
 class HoldInputs(Pass):
-    """Give a function buffers for tokens in 64 bits and for rotation tables, as `stg.inputs`
-    states. Tables that forward computes instead stay until backward ends. In pipeline stages no
-    table is computed.
+    """Give a function buffers for the batch, with tokens in 64 bits, and for rotation tables, as
+    `stg.inputs` states. Tables that forward computes instead stay until backward ends. In pipeline
+    stages no table is computed.
 
     Where forward computes tables and attention is unfused, except as `math`, it also makes masks in
     the type of the carried activations: one for causal attention and one for each window
@@ -38,6 +41,10 @@ class HoldInputs(Pass):
     for each window and pair (`sdpa_mask`). They stay until the blocks end, with
     checkpoints until their backward ends. The buckets of a bias by distance are made in 64 bits,
     and stay until its gradient has been made (`T5Attention.compute_bias`).
+
+    If FSDP2 gathers parameters in another type than they have, it casts what a block is given, so
+    also cosines and sines in fp32 (`FSDPState._pre_forward`, `cast_forward_inputs`): a copy for
+    each block stays until its backward ends. Complex numbers are not cast.
 
     Before:
         stg.symbols[B, S, H, K]
@@ -82,6 +89,8 @@ class HoldInputs(Pass):
             staged = any(isinstance(op.definition, ActionOp) for op in func.body.walk())
             if rule.rotations in (BUFFER, COS_SIN):
                 _hold_tables(func, tables * _parts(func), 0 if rule.rotations == COS_SIN else 1)
+                if rule.rotations == COS_SIN and _casts_inputs(module):
+                    _cast_tables(module, func)
             elif rule.rotations == MADE and not staged:
                 turned = (op for op in func.body.walk() if _is_rotation(op))
                 ends = [op for op in turned if op.phase != "forward"]
@@ -96,7 +105,7 @@ class HoldInputs(Pass):
                         _make(module, func, "buckets", [_buckets(op)], [op])
             tables_kept += len(tables) if rule.rotations != MADE or not staged else 0
             if rule.tokens != NONE:
-                _hold_tokens(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
+                _hold_batch(func, [*ids.values()] if rule.tokens == EACH else _ids(func)[:1])
         if rule.rotations != NONE and not tables_kept:
             why = "no layer rotates, or all are in stages of a pipeline, which make no tables"
             said = f"'rotations = {rule.rotations}' of 'stg.inputs' changes nothing: {why}"
@@ -170,6 +179,29 @@ def _hold_tables(func: Operation, tables: Sequence[TensorType], start: int) -> N
         func.body.add_arg("rotations", type_, func.loc)
 
 
+def _casts_inputs(module: Module) -> bool:
+    """Whether gathers of parameters cast, and units with them."""
+    strategy = read_strategy(module)
+    casts = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param)
+    return bool(strategy.all(ShardUnitsRule)) and casts != strategy.dtypes.param
+
+
+def _cast_tables(module: Module, func: Operation) -> None:
+    """Keep tables in the type of what blocks rotate from their forward to their backward, in
+    place."""
+    repeats = [op for op in func.body.walk() if op.has(Repeats)]
+    for block in (op for op in repeats if op.phase == "forward"):
+        for back in (op for op in repeats if {*op.operands} & {*block.results}):
+            first = module.before(block.body.ops[0], loc=block.loc, phase="forward")
+            for type_ in _tables(block.body) if back.phase == "backward" else ():
+                made = first.value("stg.workspace", type=type_, hint="rotations")
+                (stack,) = stacked_outside([made])
+                back.add_operand(stack)
+                kept = back.body.add_arg(made.name, type_, back.loc)
+                end = module.before(back.body.terminator, loc=back.loc, phase="backward")
+                end.op("stg.discard", [kept], types=())
+
+
 def _parts(func: Operation) -> int:
     """The number of model chunks of a pipeline rank, each with its own buffers; 1 without a
     pipeline."""
@@ -183,9 +215,12 @@ def _ids(func: Operation) -> list[Value]:
     return [a for a in func.body.args if not a.tensor.role and a.tensor.dtype not in FLOATS]
 
 
-def _hold_tokens(func: Operation, ids: Sequence[Value]) -> None:
-    """Add a buffer of twice the size for tokens, and for labels if they have their own. All
-    pipeline stages have both."""
+def _hold_batch(func: Operation, ids: Sequence[Value]) -> None:
+    """Add a buffer of twice the size for tokens, and for labels if they have their own, which all
+    pipeline stages have, and one for each other argument, such as pixels."""
+    others = [a for a in func.body.args if not a.tensor.role and a.tensor.dtype in FLOATS]
+    for arg in others:
+        func.body.add_arg(f"batch_{arg.name}", replace(arg.tensor, role="bucket"), arg.loc)
     for arg in ids:
         dims = (Dim(const(2)), *arg.tensor.dims)
         type_ = replace(arg.tensor, dims=dims, role="bucket")
@@ -197,7 +232,7 @@ def _make(
 ) -> None:
     """Add tensors at the start of forward and keep them until the last of their users (for ops in
     blocks, the block) has run, in place."""
-    steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+    steps = accumulation(func)
     region = func.body if steps is None else steps.body
     ends = [enclosing(op, region) for op in users]
     for type_ in types if ends else ():

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import enclosing, replace_op
+from stagec.ir.rewrite import enclosing, repeats_in, replace_op
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
@@ -79,7 +79,7 @@ class KeepGatheredParameters(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        steps = accumulation(module)
+        steps = accumulation(module.main)
         if strategy.prefetch != 1:
             _prefetch(module, strategy.prefetch)
         policy = "never" if strategy.gathers_first else strategy.reshard
@@ -113,12 +113,11 @@ def _gather_once(steps: Operation) -> None:
 
 def _keep_in_pipeline(body: Region) -> None:
     """Mark the gathered parameters that pipeline stages keep for longer than one use, in place."""
-    repeats = [op for op in body.ops if op.has(Repeats)]
-    first = next((op.position() for op in repeats if op.phase == "forward"), 0)
+    first = next((op.position() for op in repeats_in(body, "forward")), 0)
     for gather in gathers_of(body):
         users = (enclosing(user, body).position() for user, _ in gather.result.uses)
         gather.attrs["once" if min(users, default=first) > first else "stays"] = True
-    for back in (op for op in repeats if op.phase == "backward"):
+    for back in repeats_in(body, "backward"):
         for gather in gathers_of(back.body):
             gather.attrs["stays"] = True
 
@@ -175,9 +174,8 @@ def _pairs(region: Region) -> Iterator[tuple[Operation, Operation, Operation, Op
     for op in region.ops:
         if op.region is not None:
             yield from _pairs(op.region)
-    repeats = [op for op in region.ops if op.has(Repeats)]
-    for back in (op for op in repeats if op.phase == "backward"):
-        for forward in (op for op in repeats if op.phase == "forward"):
+    for back in repeats_in(region, "backward"):
+        for forward in repeats_in(region, "forward"):
             for mine in single_gathers_of(forward.body):
                 for again in single_gathers_of(back.body):
                     if source_of(mine) is source_of(again) and _alike(mine, again):

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Strategy, Value, read_strategy
-from stagec.ir.rewrite import replace_op, stacked_outside
-from stagec.ir.traits import Accumulates, Recasts, Repeats
+from stagec.ir.rewrite import repeats_in, replace_op, stacked_outside
+from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Einsum
 from stagec.ir_spec.ops.loss_forms import LogProbability, LogSoftmax
 from stagec.ir_spec.ops.pipeline import ActionOp
@@ -13,6 +13,7 @@ from stagec.ir_spec.strategy.loss import LossRule
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import is_of_parameter
+from stagec.sharding.stages import accumulation
 
 #: Forms of a loss that is a Python function.
 _FORMS = ("stock", "compiled")
@@ -72,7 +73,7 @@ class KeepLocals(Pass):
             staged = any(isinstance(op.definition, ActionOp) for op in every)
             again = not staged and any(op.phase == "recompute" for op in every)
             if again and _casts_parameters(module):
-                steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+                steps = accumulation(func)
                 _keep_casts(module, func.body if steps is None else steps.body)
 
 
@@ -132,8 +133,8 @@ def _have_shifted(module: Module, op: Operation) -> None:
 
 def _keep_casts(module: Module, region: Region) -> None:
     """Keep the casts of parameters in forward of a region, and in its repeats, in place."""
-    repeats = [op for op in region.ops if op.has(Repeats) and op.phase == "forward"]
-    casts = [v for body in (region, *(op.body for op in repeats)) for v in _casts(body)]
+    bodies = region, *(op.body for op in repeats_in(region, "forward"))
+    casts = [v for body in bodies for v in _casts(body)]
     end = next((op for op in region.ops if op.phase != "forward"), region.terminator)
     if kept := stacked_outside(casts):
         module.before(end, loc=kept[0].loc, phase="forward").op("stg.discard", kept, types=())

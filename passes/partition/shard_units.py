@@ -1,8 +1,7 @@
 """shard-units: gathers parameters outside of blocks in the units that the strategy states."""
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
-from stagec.ir.rewrite import enclosing
-from stagec.ir.traits import Repeats
+from stagec.ir.rewrite import enclosing, repeats_in
 from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import gathers_of
@@ -54,7 +53,7 @@ class ShardUnits(Pass):
         return strategy.zero >= 3 and bool(strategy.all(ShardUnitsRule))
 
     def run(self, module: Module) -> None:
-        rule, steps = read_strategy(module).one(ShardUnitsRule), accumulation(module)
+        rule, steps = read_strategy(module).one(ShardUnitsRule), accumulation(module.main)
         if steps is not None and pipeline_rule(steps) is not None:
             if not rule.copies:
                 module.diagnostics.remark(
@@ -79,12 +78,12 @@ def gather_whole_units(module: Module, body: Region) -> None:
     """Gather in backward of blocks the parameters that only their forward gathers, such as biases,
     or weights of which autocast keeps copies, in place. `FSDPParamGroup.pre_backward` of FSDP2
     gathers the whole unit."""
-    repeats = [op for op in body.ops if op.has(Repeats)]
-    for back in (op for op in repeats if op.phase == "backward"):
+    for back in repeats_in(body, "backward"):
         known = {_gathered(op)[0] for op in gathers_of(back.body)}
         place = back.body.ops[0]
-        for forward in (op for op in repeats if {*op.results} & {*back.operands}):
-            for gather in gathers_of(forward.body) if forward.phase == "forward" else ():
+        before = (op for op in repeats_in(body, "forward") if {*op.results} & {*back.operands})
+        for forward in before:
+            for gather in gathers_of(forward.body):
                 source, chain = _gathered(gather)
                 if source not in known:
                     known.add(source)
@@ -116,7 +115,7 @@ def _gather_again(module: Module, place: Operation, source: Value, chain: list[O
 def copy_out(body: Region) -> None:
     """Mark the gathers of forward `copied_out`, in place: a unit is copied out of the buffer of its
     call."""
-    for region in (body, *(op.body for op in body.ops if op.has(Repeats))):
+    for region in (body, *(op.body for op in repeats_in(body))):
         for gather in gathers_of(region):
             if gather.phase == "forward":
                 gather.attrs["copied_out"] = True
@@ -125,10 +124,8 @@ def copy_out(body: Region) -> None:
 def mark_gathers(body: Region, *, head: bool) -> None:
     """Mark the gathers of the last blocks of forward `beside_loss`, in place, and those of the
     first blocks of backward, unless the `head` is a unit, whose backward is behind the loss."""
-    repeats = [op for op in body.ops if op.has(Repeats)]
-    forward = [op for op in repeats if op.phase == "forward"]
-    backward = [] if head else [op for op in repeats if op.phase == "backward"]
-    for op in (*forward[-1:], *backward[:1]):
+    backward = [] if head else repeats_in(body, "backward")
+    for op in (*repeats_in(body, "forward")[-1:], *backward[:1]):
         for gather in gathers_of(op.body):
             gather.attrs["beside_loss"] = True
 
@@ -137,11 +134,10 @@ def unite_before_blocks(module: Module, body: Region, *, again: bool, within: Ax
     """Gather the parameters that are used before the blocks in a call of their own, in place. With
     `again` drop them after their use, and gather them again after the backward of the blocks, from
     parts that ranks keep over the axes `within`."""
-    repeats = [op for op in body.ops if op.has(Repeats)]
-    first = next((op for op in repeats if op.phase == "forward"), None)
-    last = next((op for op in reversed(repeats) if op.phase == "backward"), None)
-    if first is None or last is None:
+    forward, backward = repeats_in(body, "forward"), repeats_in(body, "backward")
+    if not forward or not backward:
         return
+    first, last = forward[0], backward[-1]
     for gather in gathers_of(body):
         users = [enclosing(user, body) for user, _ in gather.result.uses]
         behind = max(users, key=Operation.position, default=None)
@@ -167,11 +163,10 @@ def unite_before_blocks(module: Module, body: Region, *, again: bool, within: Ax
 def drop_behind_blocks(module: Module, body: Region) -> None:
     """Drop the parameters that are gathered and used after the blocks of forward, before the
     backward of the blocks, in place."""
-    repeats = [op for op in body.ops if op.has(Repeats)]
-    first = next((op for op in repeats if op.phase == "forward"), None)
-    back = next((op for op in repeats if op.phase == "backward"), None)
-    if first is None or back is None:
+    forward, backward = repeats_in(body, "forward"), repeats_in(body, "backward")
+    if not forward or not backward:
         return
+    first, back = forward[0], backward[0]
     values: list[Value] = []
     for gather in gathers_of(body):
         users = [enclosing(user, body).position() for user, _ in gather.result.uses]

@@ -4,10 +4,9 @@ is a part of its own."""
 from stagec.api import Builder, Loc, Module, Operation, Value, const, error, made_by, read_strategy
 from stagec.ir.builder import RawAttr
 from stagec.ir.core import renumber
-from stagec.ir.rewrite import drop_unused_bindings
-from stagec.ir.traits import Repeats
+from stagec.ir.rewrite import drop_unused_bindings, repeats_in
 from stagec.ir.types import CACHED, PARAMETERS
-from stagec.ir_spec.ops.half_layers import behind_attention, with_inner
+from stagec.ir_spec.ops.half_layers import behind_attention
 from stagec.ir_spec.ops.parts import arrive, depart
 from stagec.ir_spec.strategy.lora import LoraRule
 from stagec.ir_spec.strategy.microbatches import MicrobatchesRule
@@ -34,7 +33,7 @@ def cut_layers(module: Module, rule: PartRule, keep: str, rest: str) -> None:
             remedy="add --serve decode, or leave stg.part[feed_forward] out",
         )
     _check_turns(module, rule)
-    repeats = [op for op in body.ops if op.has(Repeats)]
+    repeats = repeats_in(body)
     places = {op: behind_attention(op, rule.loc, _REMEDY) for op in repeats}
     _check_owners(module, rule, {op: place for op, (place, _) in places.items()})
     ends: dict[Operation, _Ends] = {}
@@ -86,7 +85,7 @@ def _check_owners(module: Module, rule: PartRule, places: dict[Operation, int]) 
             if op not in places:
                 users.add(False)
                 continue
-            tail = {inner for each in op.body.ops[places[op] : -1] for inner in with_inner(each)}
+            tail = {inner for each in op.body.ops[places[op] : -1] for inner in each.walk()}
             users |= {user in tail for user, _ in op.body.args[index].uses}
         if len(users) > 1:
             raise arg.error(

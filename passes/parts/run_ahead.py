@@ -97,7 +97,7 @@ def _run_ahead(module: Module, op: Operation) -> None:
 
 def _use(ops: Iterable[Operation], old: Value, new: Value) -> None:
     """Let these operations, and those in their regions, use another value."""
-    inside = {inner for op in ops for inner in (op, *(op.region.walk() if op.region else ()))}
+    inside = {inner for op in ops for inner in op.walk()}
     for user, index in list(old.uses):
         if user in inside:
             user.set_operand(index, new)

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from stagec.api import Attr, Builder, Module, Operation, Pass, Phase, Region, Value, read_strategy
 from stagec.ir.expr import ZERO
 from stagec.ir.layers import kind_of
-from stagec.ir.rewrite import enclosing, stacked_outside
-from stagec.ir.traits import Accumulates, Repeats
+from stagec.ir.rewrite import enclosing, repeats_in, stacked_outside
+from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.sharding.gathers import gathers_of, is_sliced, single_gathers_of, source_of
+from stagec.sharding.stages import accumulation, stage_functions
 
 
 class GatherParametersOnce(Pass):
@@ -67,8 +68,7 @@ class GatherParametersOnce(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        staged = any("stages" in func.attrs for func in module.functions)
-        return staged or read_strategy(module).gathers_first
+        return bool(stage_functions(module)) or read_strategy(module).gathers_first
 
     def run(self, module: Module) -> None:
         gather_once(module)
@@ -82,7 +82,7 @@ def gather_once(module: Module) -> None:
     """Move the gathers with the flag `once` before the microbatches, block by block, in place.
     Their results are kept to the end of the last microbatch."""
     for func in module.functions:
-        accumulate = next((op for op in func.body.ops if op.has(Accumulates)), None)
+        accumulate = accumulation(func)
         if accumulate is not None:
             before = module.before(accumulate)
             known: dict[_Gathered, Value] = {}
@@ -121,7 +121,7 @@ def _chunk(action: Operation) -> int:
 
 def _keep_to_end(module: Module, action: Region) -> None:
     """Keep what gathers of an action say until it ends, in place."""
-    regions = [op.body for op in action.ops if op.has(Repeats)] + [action]
+    regions = [*(op.body for op in repeats_in(action)), action]
     gathers = [g for region in regions for g in gathers_of(region)]
     kept = [r for g in gathers if _is_marked(g) for r in stacked_outside(g.results)]
     if kept:

@@ -12,6 +12,7 @@ from stagec.ir_spec.ops.structure import joined
 from stagec.ir_spec.strategy.stage_buffers import AHEAD, NEXT, SENT, STEP, WEIGHTS, StageBuffersRule
 from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 from stagec.schedule.attached import schedule_of
+from stagec.sharding.stages import stage_functions
 
 
 class KeepStageValues(Pass):
@@ -115,7 +116,7 @@ class KeepStageValues(Pass):
 
     def applies(self, module: Module) -> bool:
         rule = read_strategy(module).one(StageBuffersRule)
-        return rule != StageBuffersRule() and any("stages" in f.attrs for f in module.functions)
+        return rule != StageBuffersRule() and bool(stage_functions(module))
 
     def run(self, module: Module) -> None:
         rule = read_strategy(module).one(StageBuffersRule)

@@ -8,11 +8,12 @@ from functools import partial
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, made_by, read_strategy
 from stagec.ir.clone import Copier
 from stagec.ir.core import renumber
-from stagec.ir.rewrite import drop_unused_results
+from stagec.ir.rewrite import drop_unused_results, repeats_in
 from stagec.ir.traits import Accumulates, EndsLifetime, Recalls, Repeats, Terminates
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp
 from stagec.ir_spec.strategy.stage_buffers import WEIGHTS, StageBuffersRule
 from stagec.passes.pipeline_stages.sections import ActionKind, yielded
+from stagec.sharding.stages import stage_functions
 
 PASS = "retain-graphs"
 
@@ -200,7 +201,7 @@ class RetainGraphs(Pass):
 
     def applies(self, module: Module) -> bool:
         rule = read_strategy(module).one(StageBuffersRule)
-        return rule.graph == WEIGHTS and any("stages" in f.attrs for f in module.functions)
+        return rule.graph == WEIGHTS and bool(stage_functions(module))
 
     def run(self, module: Module) -> None:
         for func in module.functions:
@@ -213,7 +214,7 @@ class RetainGraphs(Pass):
 
 def _retain(module: Module, weights: Operation) -> None:
     kept: list[Value] = []
-    for second in [op for op in weights.body.ops if op.has(Repeats)]:
+    for second in repeats_in(weights.body):
         first = _first_part(second)
         if first is None:
             continue

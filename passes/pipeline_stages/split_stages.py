@@ -113,7 +113,7 @@ class SplitStages(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        return pipeline_rule(accumulation(module)) is not None
+        return pipeline_rule(accumulation(module.main)) is not None
 
     def run(self, module: Module) -> None:
         split_stages(module)
@@ -129,7 +129,7 @@ def split_stages(module: Module) -> None:
 
     Raises `DiagnosticError` where the model cannot be cut.
     """
-    func, accumulate = module.main, accumulation(module)
+    func, accumulate = module.main, accumulation(module.main)
     pipeline = take_pipeline(module, accumulate) if accumulate is not None else None
     if accumulate is None or pipeline is None:
         return

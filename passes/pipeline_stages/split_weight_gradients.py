@@ -80,11 +80,11 @@ class SplitWeightGradients(Pass):
     needs = Phase.PARTITIONED
 
     def applies(self, module: Module) -> bool:
-        rule = pipeline_rule(accumulation(module))
+        rule = pipeline_rule(accumulation(module.main))
         return rule is not None and _splits(module, rule)
 
     def run(self, module: Module) -> None:
-        accumulate = accumulation(module)
+        accumulate = accumulation(module.main)
         if accumulate is not None:
             split_weight_gradients(module, accumulate.body)
 

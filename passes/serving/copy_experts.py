@@ -28,7 +28,8 @@ class CopyExperts(Pass):
     routers choose among the others.
 
     The number of experts of the module includes copies. Routers, and the values that only they use,
-    get the dimension without copies. The load is even over all experts.
+    get the dimension without copies. The load is even over all experts. Experts without weights,
+    which `stg.dispatch[slots]` says a router also chooses, have no copies.
 
     Before:
         stg.strategy @s {
@@ -75,12 +76,8 @@ def copy_experts(module: Module, count: int) -> None:
             f"copy-experts expects 0 or more copies, found {count}",
             remedy="give a positive number, as in copy-experts{count=32}",
         )
-    for op in module.walk():
-        if op.name == "stg.dispatch" and "slots" in op.attrs:
-            raise op.error(
-                "experts of a router that also chooses experts without weights have no copies",
-                remedy="leave out --redundant-experts",
-            )
+    dispatches = [op for op in module.walk() if op.name == "stg.dispatch" and "slots" in op.attrs]
+    stored = {op.expr("slots"): op.expr("count") for op in dispatches}
     routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
     if not routers and "part" not in module.main.attrs:  # another part may have the experts
         raise module.main.error(
@@ -89,18 +86,24 @@ def copy_experts(module: Module, count: int) -> None:
         )
     for op in routers:
         experts = op.operands[0].tensor.shape[-1]
-        if experts.symbols <= module.env.keys() and 2 * count > evaluate(experts, module.env):
-            stored = evaluate(experts, module.env)
+        copied = stored.get(experts, experts)  # those with weights
+        if copied.symbols <= module.env.keys() and 2 * count > evaluate(copied, module.env):
+            others = evaluate(copied, module.env) - count
             raise op.error(
-                f"{count} copies are more than the {stored - count} experts of the model",
-                remedy=f"give at most {stored - count} copies",
+                f"{count} copies are more than the {others} experts of the model",
+                remedy=f"give at most {others} copies",
             )
         for value in _chosen_by(op, experts):
             for d, dim in enumerate(value.tensor.dims):
                 if dim.size == experts:
                     value.type = value.tensor.with_dim(d, replace(dim, size=experts - count))
         op.attrs[COPIES] = const(count)
-        module.assume(Relation(experts, ">=", const(2 * count)), op.loc)
+        if copied != experts:
+            op.attrs["weightless"] = experts - copied
+        module.assume(Relation(copied, ">=", const(2 * count)), op.loc)
+    for op in dispatches:  # as many tokens choose experts without weights as without copies
+        all_experts, choices = op.expr("count"), op.expr("slots")
+        op.attrs["slots"] = all_experts * (choices - count) / (all_experts - count)
     infer_again(module)
 
 

@@ -137,7 +137,7 @@ def _see_rows(op: Operation, size: Expr, number: int, count: int) -> None:
     steps, and values with one element per row get more."""
     ahead = count - 1 - number
     rows = {symbol(PAST) + size + number: symbol(PAST) + count}
-    for each in (op, *(op.region.walk() if op.region is not None else ())):
+    for each in op.walk():
         if ahead and "ahead" in each.definition.params_by_name and _SPANS & each.attrs.keys():
             each.attrs["ahead"] = const(ahead)
         for name, value in each.attrs.items():

@@ -91,8 +91,9 @@ class Mixed:
                     "of its sizes",
                     remedy="rename the symbol in the model",
                 )
-            used = {n: v for n, v in sizes.items() if v and not (last and n.startswith("count"))}
-            declared.attrs.update({name: const(v) for name, v in used.items()})
+            if last:  # its number is what the others leave of the tokens
+                del sizes[f"count{i}"]
+            declared.attrs.update({name: const(v) for name, v in sizes.items() if v})
             new, past = symbol(f"new{i}"), symbol(f"past{i}") if each.cached else ZERO
             left = tokens - sum((c.tokens for c in parts), ZERO)
             count = left / new if last else symbol(f"count{i}")

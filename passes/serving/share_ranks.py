@@ -111,7 +111,7 @@ def _declare(module: Module, draft: Module, sizes: Mapping[str, Expr]) -> None:
 
 def _name_orders(op: Operation) -> None:
     """Let repeats refer to the orders of the draft model."""
-    for each in (op, *(op.region.walk() if op.region is not None else ())):
+    for each in op.walk():
         if isinstance(name := each.attrs.get("order"), SymbolRef):
             each.attrs["order"] = SymbolRef(f"{DRAFT}_{name.name}")
 

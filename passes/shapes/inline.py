@@ -15,7 +15,7 @@ function, under the path of the call. Options are resolved while a function is c
 (`stagec.passes.shapes.options`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 
@@ -228,7 +228,7 @@ class _Inliner:
     def _count(self, made: Iterable[Operation], loc: Loc) -> None:
         """Count inlined operations. Raises `DiagnosticError` if the module gets too long to be read
         again as a text."""
-        self._operations += sum(1 for _ in _within(made))
+        self._operations += sum(1 for op in made for _ in op.walk())
         if self._operations > MAX_OPERATIONS:
             raise error(
                 f"the functions that are called hold more than {MAX_OPERATIONS:,} operations",
@@ -347,7 +347,9 @@ class _Inliner:
         return symbols
 
     def _check_sizes(self, call: Operation, made: Sequence[Operation], name: str) -> None:
-        missing = sorted(self._symbols(_within(made)) - self._declared)
+        missing = sorted(
+            self._symbols(inner for op in made for inner in op.walk()) - self._declared
+        )
         if missing:
             symbols = ", ".join(missing)
             raise call.error(
@@ -404,14 +406,6 @@ def _too_deep(loc: Loc) -> DiagnosticError:
 def _untaken(name: str, taken: Callable[[str], bool]) -> str:
     """The name, with a number if it is taken."""
     return next(n for n in chain([name], (f"{name}_{i}" for i in count(2))) if not taken(n))
-
-
-def _within(ops: Iterable[Operation]) -> Iterator[Operation]:
-    """Operations and those in their regions."""
-    for op in ops:
-        yield op
-        if op.region is not None:
-            yield from op.region.walk()
 
 
 def _in_attr(value: Attr) -> set[str]:

@@ -23,7 +23,7 @@ from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.kernels import KernelsRule
-from stagec.ir_spec.strategy.lora import LoraRule
+from stagec.ir_spec.strategy.lora import FIRST, SECOND, LoraRule
 from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
 
@@ -147,14 +147,14 @@ class _Adapter:
     def add(self, params: list[Value]) -> None:
         """Add the parameters A and B, and the products with them."""
         kinds = [low_rank_types(param, self._rule.rank) for param in params]
-        a = self._matrix(params[0], "a", kinds[0][0])
+        a = self._matrix(params[0], FIRST, kinds[0][0])
         for param, (_, type_) in zip(params, kinds, strict=True):
-            self._adapt(param, a, self._matrix(param, "b", type_))
+            self._adapt(param, a, self._matrix(param, SECOND, type_))
 
-    def _matrix(self, param: Value, name: str, type_: TensorType) -> Value:
+    def _matrix(self, param: Value, end: str, type_: TensorType) -> Value:
         dtype = WIDE if self._wide else param.tensor.dtype
-        type_, name = replace(type_, dtype=dtype, role="param"), f"{param.name}_lora_{name}"
-        return self._module.main.body.add_arg(name, type_, param.loc)
+        type_ = replace(type_, dtype=dtype, role="param")
+        return self._module.main.body.add_arg(param.name + end, type_, param.loc)
 
     def _adapt(self, w: Value, a: Value, b: Value) -> None:
         """Add the adapter to all products with w."""

@@ -1,6 +1,6 @@
 """autocast: casts the operands of ops of an fp32 model by the kind of the op."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from stagec.api import (
@@ -20,11 +20,12 @@ from stagec.api import (
 )
 from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
-from stagec.ir.rewrite import carried
+from stagec.ir.rewrite import carried, uses_inside
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Wide
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.convolution import Convolution
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.ops.quantized import FORMATS
@@ -33,6 +34,7 @@ from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
+from stagec.ir_spec.strategy.lora import FIRST
 from stagec.ir_spec.strategy.weights import WeightsRule
 from stagec.models import is_shipped
 
@@ -42,7 +44,7 @@ WIDE = "f32"
 
 class Autocast(Pass):
     """Cast the operands of products to the type of `stg.autocast`, those of other ops to f32 where
-    they differ.
+    they differ. With `experts = cast`, products of experts are cast for where others are not.
 
     A parameter is cast once per region, an activation once for each product that takes it. Operands
     are cast last to first, so backward casts the gradient of the activation first. The bias of a
@@ -81,12 +83,19 @@ class Autocast(Pass):
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
         wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
-        rules = (r for r in strategy.all(AutocastRule) if r.on)
-        return wide and any(not (_is_left(strategy) and is_shipped(r.loc)) for r in rules)
+        rules = strategy.all(AutocastRule)
+        if wide and any(r.experts == "cast" for r in rules):
+            return True
+        asked = (r for r in rules if r.on)
+        return wide and any(not (_is_left(strategy) and is_shipped(r.loc)) for r in asked)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         once, rule = strategy.one(FusionRule).kind in COMPILED, strategy.one(AutocastRule)
+        if rule.experts == "cast":
+            _Caster(module, rule, once=True, only=_of_experts).region(module.main.body)
+        if not rule.on or (_is_left(strategy) and is_shipped(rule.loc)):
+            return
         if _is_left(strategy):
             remark = "'stg.autocast' changes nothing: this software leaves casts to its gathers"
             module.diagnostics.remark(remark, rule.loc)
@@ -106,6 +115,11 @@ class Autocast(Pass):
             )
             module.diagnostics.remark(remark, rule.loc)
         autocast(module, rule, once=once)
+
+
+def _of_experts(op: Operation) -> bool:
+    """Whether an operation is a product of rows that a router has dealt to experts."""
+    return any(dim.routed for value in op.operands for dim in value.tensor.dims)
 
 
 def _is_left(strategy: Strategy) -> bool:
@@ -133,11 +147,20 @@ def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
 
 
 class _Caster:
-    def __init__(self, module: Module, rule: AutocastRule, *, once: bool) -> None:
-        self._module, self._rule, self._once = module, rule, once
+    def __init__(
+        self,
+        module: Module,
+        rule: AutocastRule,
+        *,
+        once: bool,
+        only: Callable[[Operation], bool] | None = None,
+    ) -> None:
+        self._module, self._rule, self._once, self._only = module, rule, once, only
         strategy = read_strategy(module)
         decodes = strategy.one(WeightsRule).format in FORMATS
-        self._wide_adapters = strategy.one(AdaptersRule).dtype == WIDE and not (once or decodes)
+        wide = strategy.one(AdaptersRule).dtype == WIDE and not (once or decodes)
+        first = (p for p in module.parameters() if p.name.endswith(FIRST)) if wide else ()
+        self._adapters = {op for param in first for op, *_ in uses_inside(param)}
         self._cached: dict[tuple[Region | None, Value], Value] = {}
         self._parts: dict[Operation, Operation] = {}
         for op in module.main.body.walk():
@@ -176,7 +199,8 @@ class _Caster:
         if op.definition.matmul_flops(op, sizes) != ZERO:
             kernel = op.definition.kernel(op, sizes)
             attends = kernel is not None and kernel.kind == "attention"
-            if not (attends and self._rule.attention == "given"):
+            given = attends and self._rule.attention == "given"
+            if not given and (self._only is None or self._only(op)):
                 self._product(op)
             return
         if op.flag("steps") and op.flag("wide_scale"):
@@ -185,7 +209,7 @@ class _Caster:
             self._cast(op, 1, op.operands[0].tensor.dtype)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
         narrow = op.flag("compiled") or op.flag("complex")  # casts inside, and back
-        if len(kinds) > 1 or (op.has(Wide) and kinds and not narrow):
+        if len(kinds) > 1 or (op.has(Wide) and kinds and not narrow and self._only is None):
             for index, value in enumerate(op.operands):
                 if value.tensor.dtype in FLOATS:
                     self._cast(op, index, WIDE)
@@ -208,7 +232,7 @@ class _Caster:
         self.products += any(v.tensor.dtype == WIDE for v in op.operands)
         alone = self._once or not isinstance(op.definition, Einsum)
         packed = {} if alone or is_joined(op) else _packed(op)
-        if self._wide_adapters and any("_lora_a" in v.name for v in op.operands):
+        if op in self._adapters:
             self._cast_of_adapter(op)
         for index, value in reversed([*enumerate(op.operands)]):  # as GCC evaluates arguments
             if value.tensor.dtype == WIDE:
@@ -270,11 +294,11 @@ def _product_of(value: Value) -> Operation | None:
 
 
 def _adds_bias(op: Operation) -> bool:
-    """Whether an operation adds a bias to a product, which is one call of `linear`."""
+    """Whether an operation adds a bias to a product or a convolution, in one call."""
     if not isinstance(op.definition, Add) or len(op.operands) != 2:
         return False
     product, bias = op.operands[0].producer, op.operands[1]
-    made = product is not None and isinstance(product.definition, Einsum)
+    made = product is not None and isinstance(product.definition, Einsum | Convolution)
     return made and is_parameter(bias) and bias.tensor.rank < op.operands[0].tensor.rank
 
 

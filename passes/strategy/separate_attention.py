@@ -19,10 +19,9 @@ from stagec.ir.core import renumber
 from stagec.ir.expr import UnboundError
 from stagec.ir.layers import LayerStack, declaration_of, stack_of
 from stagec.ir.order import compact
-from stagec.ir.rewrite import drop_unused_bindings
-from stagec.ir.traits import Repeats
+from stagec.ir.rewrite import drop_unused_bindings, repeats_in
 from stagec.ir.types import CACHED
-from stagec.ir_spec.ops.half_layers import behind_attention, with_inner
+from stagec.ir_spec.ops.half_layers import behind_attention
 from stagec.ir_spec.strategy.pipeline import PipelineOp, PipelineRule
 
 PASS = "separate-attention"
@@ -112,7 +111,7 @@ def separate_attention(module: Module, rule: PipelineRule) -> None:
             "attention and feed-forward apart need a step of serving",
             remedy="add --serve decode, or leave stg.pipeline[afd] out (--afd)",
         )
-    repeats = [op for op in module.main.body.ops if op.has(Repeats)]
+    repeats = repeats_in(module.main.body)
     layers = sum(_number(module, op, rule.loc) for op in repeats)
     for number, first in enumerate(dict.fromkeys(map(_first_of, repeats))):
         _separate(module, stack_of(first), f"_{number}" if number else "", rule.loc)
@@ -168,7 +167,7 @@ def _cut(op: Operation, kind: str, order: str, loc: Loc) -> None:
     region = rest.make_region()
     moved = {handed: region.add_arg(handed.name, handed.type, handed.loc)}
     operands = [op.results[0]]
-    inside = [inner for each in tail for inner in with_inner(each)]
+    inside = [inner for each in tail for inner in each.walk()]
     for arg in body.args[1:]:
         if any(user in inside for user, _ in arg.uses):
             operands.append(op.operands[arg.index])

@@ -30,7 +30,7 @@ from stagec.ir.rule import Shape, shape_text
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.contraction import Add, Einsum
 from stagec.ir_spec.strategy.kernels import ALL_MODULES, CLEARED, KernelsRule
-from stagec.ir_spec.strategy.lora import ALL_LINEAR, LoraRule
+from stagec.ir_spec.strategy.lora import ALL_LINEAR, FIRST, SECOND, LoraRule
 from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
 PASS = "serve-lora"
@@ -140,7 +140,7 @@ def serve_lora(module: Module, rule: LoraRule, *, cleared: bool = False) -> None
     products: list[_Product] = []
     for param in _served(module, rule):
         types = low_rank_types(param, rule.rank, slots=[Dim(const(rule.slots))])
-        names = [f"{param.name}_lora_{name}" for name in "ab"]
+        names = [param.name + end for end in (FIRST, SECOND)]
         a, b = (body.add_arg(n, t, param.loc) for n, t in zip(names, types, strict=True))
         products += _products(param, a, b)
     adapters = _Adapters(module)

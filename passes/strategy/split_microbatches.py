@@ -17,7 +17,7 @@ from stagec.api import (
 )
 from stagec.ir.core import substitute_attr
 from stagec.ir.infer import forget_types, infer_op
-from stagec.ir.traits import Repeats
+from stagec.ir.rewrite import repeats_in
 from stagec.ir.types import CACHED
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.pipeline import PipelineRule
@@ -90,7 +90,7 @@ def _check_pipeline(
     """Raise `DiagnosticError` for impossible stages early; assume that a symbolic number of layers
     divides."""
     pipeline = read_pipeline(module, rule, microbatches)
-    repeats = [op for op in module.main.body.ops if op.has(Repeats)]
+    repeats = repeats_in(module.main.body)
     cut(module, pipeline, repeats)
     counts = [op.expr("count") for op in repeats]
     if len(counts) == 1 and not rule.layers and counts[0].symbols - module.env.keys():
@@ -149,7 +149,7 @@ def _shrink(op: Operation, batch: str, count: int) -> None:
     """Replace sizes that an op and those in its region state by those of a microbatch. Raises
     `DiagnosticError` for a value of pairs along the batch."""
     env = {batch: symbol(batch) / const(count)}
-    for inner in (op, *(op.region.walk() if op.region is not None else ())):
+    for inner in op.walk():
         for value in inner.results if count > 1 else ():
             if isinstance(value.type, TensorType) and _times(value.type, batch) > 1:
                 raise inner.error(

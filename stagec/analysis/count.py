@@ -78,7 +78,6 @@ _Terms: TypeAlias = dict[tuple[str, "str | CollectiveKey | MessageKey"], list[Ex
 class Counts:
     """All counts of a rank class."""
 
-    ranks: Expr
     parameters: Expr
     flops: dict[str, Expr] = field(default_factory=dict[str, Expr])
     matmul: dict[str, Expr] = field(default_factory=dict[str, Expr])
@@ -108,9 +107,7 @@ def lowered_graphs(module: Module) -> list[Operation]:
 
 def count_graph(module: Module, graph: Operation, size: Size = Operation.expr) -> Counts:
     """The counts of a rank that runs a graph; `size` reads the attributes of its ops."""
-    counts = Counts(
-        graph.expr("ranks"), graph.expr("parameters") if "parameters" in graph.attrs else ZERO
-    )
+    counts = Counts(graph.expr("parameters") if "parameters" in graph.attrs else ZERO)
     terms: _Terms = {}
     for op, times in weighted(module, graph, graph.body, ONE):
         if op.name == "et.comp":

@@ -23,6 +23,7 @@ from stagec.ir.traits import Accumulates
 from stagec.ir_spec.ops.comm import Collective, CollectivePermute
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.memory.buffers import Buffer, RunOp
+from stagec.memory.iterations import is_ahead
 from stagec.memory.liveness import device_bytes
 from stagec.memory.step import MemoryRun, MicrobatchState, Planner, turns
 from stagec.memory.timeline import DEVICE, MemoryTimeline
@@ -48,7 +49,11 @@ class EventPlans:
         where = each.module, each.graph, each.stage
         order = Order(actions_of(*where), receives_of(*where))
         plan = self._plans[each.stage]
-        return replace(program, events=_Overlay(plan, program).events(plan.sections(order)))
+        try:
+            events = _Overlay(plan, program).events(plan.sections(order))
+        except DiagnosticError:  # gathers of parameters that the plan has earlier or later
+            events = _Overlay(plan, program, gathers=False).events(plan.sections(order))
+        return replace(program, events=events)
 
 
 def _plan(module: Module, func: Operation) -> _Plan:
@@ -109,7 +114,7 @@ class _Plan:
                 steps = (
                     self._planner.run(((region,), MicrobatchState())) if region in regions else ()
                 )
-                receives = [(replace(s, made=[]), ()) for s, _ in steps if _is_end(s, RecvOp)]
+                receives = [(replace(s, made=[]), ()) for s, _ in steps if _is_posted(s)]
                 yield _Section(("receives", region), [receives])
             place += len(doing.actions)
             yield _Section(doing.works, [self._planner.run(w) for w in doing.works if w[0]])
@@ -156,6 +161,11 @@ def _is_end(step: RunOp, kind: type[OpDef]) -> bool:
     return isinstance(step.op.definition, kind)
 
 
+def _is_posted(step: RunOp) -> bool:
+    """Whether a step is a receive before its action: it has no buffer from outside of it."""
+    return _is_end(step, RecvOp) and not step.op.operands
+
+
 # -- the program -----------------------------------------------------------------------------------
 
 
@@ -169,16 +179,19 @@ class _Aligned:
 
 class _Overlay:
     """Aligns the sections of a plan with a program. The calls of a bucketed reduction and the
-    receives of caches have another order, and have no events."""
+    receives of caches have another order, and have no events; nor have gathers of parameters
+    without `gathers`, where a plan has them elsewhere than a program, such as beside the loss."""
 
-    def __init__(self, plan: _Plan, program: Program) -> None:
+    def __init__(self, plan: _Plan, program: Program, *, gathers: bool = True) -> None:
         self._plan, self._count = plan, len(program)
         self._numbers: dict[Operation | None, int] = {}
         self._nodes_of: Counter[Operation] = Counter()
         self._known: dict[Hashable, _Aligned] = {}
         origins = [n.op.origin if n.op is not None else None for n in program.prototypes]
         numbered = [self._numbers.setdefault(op, len(self._numbers)) for op in origins]
-        cut = np.array([n.bucket or bool(cache_splits(n)) for n in program.prototypes], dtype=bool)
+        moved = {op for op in origins if op is not None and not gathers and is_ahead(op)}
+        nodes = zip(program.prototypes, origins, strict=True)
+        cut = np.array([n.bucket or bool(cache_splits(n)) or o in moved for n, o in nodes], bool)
         self._places = np.flatnonzero(~cut[program.prototype])
         self._origins = np.array(numbered, dtype=np.int64)[program.prototype[self._places]]
         for counts in _nodes_by_region(program.prototypes):

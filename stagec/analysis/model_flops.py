@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from stagec.ir.core import Operation, Region, Value
-from stagec.ir.expr import ZERO, Expr, const, evaluate, total
+from stagec.ir.expr import ZERO, Expr, const, evaluate, substitute, symbol, total
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.module import BATCH, Module
 from stagec.ir.trained import trained_values
 from stagec.ir.types import TensorType
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.freeze import FreezeRule
 from stagec.ir_spec.strategy.lora import LoraRule
+from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.sharding.strategy import read_strategy
 
 #: The gradients of a product, one for each operand.
@@ -40,9 +42,13 @@ class ModelFlops(NamedTuple):
 
 def model_flops(module: Module) -> ModelFlops:
     """The FLOPs of a typed module: matrix products, and attention with its unmasked pairs (half of
-    them if it is causal)."""
+    them if it is causal). Copies of experts are not of the model."""
     needed = _needed(module)
-    return _sum(_of_region(func.body, needed) for func in module.functions)
+    flops = _sum(_of_region(func.body, needed) for func in module.functions)
+    if not (copies := read_strategy(module).one(CopiesRule).count):
+        return flops
+    own = {EXPERTS: symbol(EXPERTS) - copies}
+    return ModelFlops(*(substitute(part, own) for part in flops))
 
 
 def step_flops(flops: ModelFlops, graphs: Sequence[Operation]) -> Expr:

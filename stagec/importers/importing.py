@@ -24,20 +24,24 @@ _OTHER_FILES: Mapping[str, str] = {
     "max_new_tokens": "a configuration of generation",
     "_from_model_config": "a configuration of generation",
     "base_model_name_or_path": "a configuration of an adapter",
+    "speculators_model_type": "a draft model of speculators",
+    "pooling_mode_cls_token": "a part of a sentence-transformers model",
+    "quantization": "a configuration of quantization",
+    "pretrained_config": "a configuration of an engine of TensorRT-LLM",
+    "mapping": "a configuration of a checkpoint of TensorRT-LLM",
+    "ssm_cfg": "a configuration of mamba_ssm",
+    "dim": "the sizes of a release's own code, such as params.json",
+    "initial_context_length": "the sizes of a release's own code",
     "train_batch_size": "a configuration of a training run",
 }
 
 #: Model types that are not read, and what of them is not modeled.
 NOT_MODELED: Mapping[str, str] = {
-    "molmo": "a tower and a projector whose sizes only its code states",
-    "phi4_multimodal": "an encoder of sounds with convolutions (Conformer)",
-    "phi4mm": "an encoder of sounds with convolutions (Conformer)",
     "glm5_next": "an indexer of pooled keys, and layers of delta nets on residual streams",
     "mistral_large4": "layers that take the latent keys of earlier ones",
     "hy_v4": "residual streams that each layer reads and writes, but does not mix",
     "qwen4_exp": "residual streams, and tables of n-grams",
     "kimi_k3": "residuals from the outputs of earlier blocks of layers",
-    "xlstm": "cells with matrix memories",
     "blt": "patches of bytes that a model of their entropy forms",
 }
 
@@ -90,9 +94,15 @@ def _family_of(
             text.place(0),
             remedy=f"give the config.json of {base.value!r:.90}, and --lora with its target_modules"
             if base and isinstance(base.value, str)
-            else "give the config.json of a model",
+            else _named_by_class(config, known) or "give the config.json of a model",
         )
-    name = config.text(key)
+    name = config.text(key, default="")
+    if name.endswith("Pipeline"):
+        raise error(
+            f"{config.file} is an index of a pipeline of diffusers, {name!r:.60}",
+            config.place(key),
+            remedy="give the config.json in its folder 'transformer'",
+        )
     if name not in known and name in NOT_MODELED:
         raise error(
             f"the model type {name!r} is not modeled: it has {NOT_MODELED[name]}",
@@ -101,6 +111,8 @@ def _family_of(
             "it: docs/models.md, 'Add a family'",
         )
     if name not in known:
+        if not name:
+            raise config.wrong(key, "the type of a model", _named_by_class(config, known))
         others = "docs/reference/families.md lists those that are read; a plug-in may add others"
         raise error(
             f"unknown model type {name!r:.60}",
@@ -108,3 +120,11 @@ def _family_of(
             remedy=did_you_mean(name, known) or others,
         )
     return known[name]
+
+
+def _named_by_class(config: Config, known: Collection[str]) -> str | None:
+    """A remedy that names the model type of the class in `architectures`, if one begins it."""
+    names = config.strings("architectures") if config.is_list("architectures") else ()
+    plain = {name: name.replace("_", "").replace("-", "") for name in known}
+    types = [n for n, p in plain.items() if names and names[0].lower().startswith(p)]
+    return f'add the key: "model_type": "{max(types, key=len)}"' if types else None

@@ -3,13 +3,14 @@ pass."""
 
 from collections.abc import Iterator, Mapping
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
 
-from stagec.interp.data import random_inputs, tiny_sizes
+from stagec.interp.data import filled, random_inputs, tiny_sizes
 from stagec.interp.machine import DisagreementError
-from stagec.interp.pipeline import is_staged, run_named
-from stagec.ir.core import Operation
+from stagec.interp.pipeline import run_named
+from stagec.ir.core import Operation, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
@@ -17,14 +18,17 @@ from stagec.ir.traits import PicksOne, Repeats
 from stagec.ir.types import CACHED, TensorType
 from stagec.ir_spec.ops.parts import Arrive, Depart
 from stagec.ir_spec.ops.pod_crossings import TakeOver
+from stagec.sharding.stages import stage_functions
 from stagec.support.diagnostics import error
-from stagec.support.source import Source
+from stagec.support.source import Loc, Source
 from stagec.text.build import parse_module
 from stagec.text.printer import print_module
 
 _TOLERANCE = 1e-7
 #: The most elements of a tensor that a check computes; its products take some seconds.
 _MOST_NUMBERS = 1 << 20
+#: The location and the scope of an argument.
+_Origin: TypeAlias = tuple[Loc, str]
 _LOCKSTEP = ("partitioned", "planned")
 
 
@@ -35,23 +39,26 @@ class NumericCheck:
     Before collectives are explicit, the program runs on one device; afterwards all ranks run in
     lockstep on a mesh with axes of size 2. Both runs have the same inputs and the same sizes, which
     satisfy all assumptions after the pass. The loss (result 0) must not change, and neither may the
-    other results if their number does not. Programs are not compared if the pass replaces their
-    symbols or arguments, or makes a serving step of a forward pass.
+    other results if their number does not. Parameters that a pass cuts from a packed one have its
+    numbers; padding is zero. Programs are not compared if the pass replaces their symbols or other
+    arguments, or makes a serving step of a forward pass.
     """
 
     def __init__(self) -> None:
         self._before: Module | None = None
+        self._origins: Mapping[str, _Origin] = {}  # of the arguments before
         self.checked: list[str] = []
 
     def before_pass(self, pass_: object, module: Module) -> None:
         """Keep a copy of the program, unless it has pipeline stages and an earlier copy without
         them exists."""
-        if is_staged(module) and self._before is not None:
+        if stage_functions(module) and self._before is not None:
             return
         self._before = None
-        if _runs(module) and not is_staged(module):
+        if _runs(module) and not stage_functions(module):
             source = Source("<before>", print_module(module))
             self._before = parse_module(source, module.registry, allow_unregistered=True)
+            self._origins = {a.name: _origin(a) for a in module.main.body.args}
 
     def after_pass(self, pass_: object, module: Module) -> None:
         """Compare the results. Raises `DiagnosticError` if they differ, or if ranks disagree."""
@@ -61,7 +68,7 @@ class NumericCheck:
             return
         if _serves(module) and not _serves(before):
             return
-        if not is_staged(module) and not _same_arguments(module, before):
+        if not stage_functions(module) and not _same_arguments(module, before):
             return
         if _samples(module) and not _samples(before):
             return
@@ -69,10 +76,12 @@ class NumericCheck:
             return
         sizes = tiny_sizes(module, 2, _stages(module, before))
         _expect_small(module, sizes)
-        inputs = random_inputs(before.functions[0].body.args, sizes, 0)
-        if not is_staged(module):
-            fresh = [a for a in module.main.body.args if a.name not in inputs]
-            inputs |= random_inputs(fresh, sizes, 0)
+        whole = _env(before, sizes)
+        inputs = random_inputs(before.functions[0].body.args, whole, 0)
+        if not stage_functions(module):
+            inputs |= _parts_of(before, self._origins, module, inputs)
+        args = [a for func in module.functions for a in func.body.args if a.tensor.part is None]
+        inputs |= random_inputs([a for a in args if a.name not in inputs], whole, 0)
         expected = _run(before, sizes, inputs, f"before pass '{name}'")
         _compare(name, module, expected, _run(module, sizes, inputs, f"after pass '{name}'"))
         self.checked.append(name)
@@ -101,7 +110,7 @@ def _expect_small(module: Module, sizes: Mapping[str, int]) -> None:
 
 def _runs(module: Module) -> bool:
     """Whether the module can run: all values have types, and no values come from another pod."""
-    if not (len(module.functions) == 1 or is_staged(module)):
+    if not (len(module.functions) == 1 or stage_functions(module)):
         return False
     if any(map(_is_of_pods, module.walk())):
         return False
@@ -146,7 +155,7 @@ def _samples(module: Module) -> bool:
 def _stages(module: Module, before: Module) -> dict[str, int]:
     """The sizes that cannot become small in a module with pipeline stages: the number of stages,
     and the number of layers if the functions were cut at literal layers."""
-    if not is_staged(module):
+    if not stage_functions(module):
         return {}
     fixed = {func.text("over"): module.env[func.text("over")] for func in module.functions}
     counts = [op.expr("count") for op in module.walk() if op.has(Repeats)]
@@ -156,15 +165,39 @@ def _stages(module: Module, before: Module) -> dict[str, int]:
     return fixed | {s: module.env[s] for count in whole for s in count.symbols if s in module.env}
 
 
+def _parts_of(
+    before: Module, origins: Mapping[str, _Origin], module: Module, inputs: Mapping[str, Array]
+) -> Mapping[str, Array]:
+    """The inputs for arguments that a pass cut from packed ones, such as gate and up: they have
+    the location and the scope of the packed one, and lack a dimension of it."""
+    parts: dict[str, Array] = {}
+    args = module.main.body.args
+    for packed in before.main.body.args:
+        fresh = [a for a in args if a.name not in inputs and _origin(a) == origins[packed.name]]
+        if any(a.name == packed.name for a in args) or not fresh:
+            continue
+        sizes, own = packed.tensor.shape, fresh[0].tensor.shape
+        at = next(d for d, size in enumerate(sizes) if size != (*own, None)[d])
+        cut = np.moveaxis(inputs[packed.name], at, 0)
+        parts |= zip((a.name for a in fresh), cut, strict=False)
+    return parts
+
+
+def _origin(arg: Value) -> _Origin:
+    return arg.loc, arg.name.rpartition("/")[0]
+
+
+def _env(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of a run: on one device, unless collectives are explicit."""
+    alone = module.mesh.axes if module.mesh and module.phase not in _LOCKSTEP else ()
+    return dict(sizes) | dict.fromkeys(alone, 1)
+
+
 def _run(
     module: Module, sizes: Mapping[str, int], inputs: Mapping[str, Array], when: str
 ) -> dict[str, Array]:
-    env = dict(sizes)
-    mesh = module.mesh
-    if mesh and module.phase not in _LOCKSTEP:
-        env |= dict.fromkeys(mesh.axes, 1)
     try:
-        return run_named(module, env, inputs)
+        return run_named(module, _env(module, sizes), inputs)
     except DisagreementError as e:
         raise module.functions[0].error(
             f"{when} {e}", remedy="a collective is missing or wrong; see the module with --dump-dir"
@@ -174,7 +207,8 @@ def _run(
 def _compare(
     name: str, module: Module, before: Mapping[str, Array], after: Mapping[str, Array]
 ) -> None:
-    for i, (x, y) in enumerate(_pairs(before, after)):
+    for i, (one, y) in enumerate(_pairs(before, after)):
+        x = filled(one, y.shape) if y.size > one.size else one
         if x.shape == y.shape and np.allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE):
             continue
         gap = float(np.max(np.abs(x - y))) if x.shape == y.shape else float("nan")

@@ -1,16 +1,19 @@
 """Small sizes and random inputs for numeric checks."""
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from operator import eq
 
 import numpy as np
 
 from stagec.ir.core import Value
-from stagec.ir.expr import Expr, const, evaluate, numerator_and_denominator
-from stagec.ir.factor_sizes import integral_factors
+from stagec.ir.expr import ONE, Expr, const, evaluate, numerator_and_denominator
+from stagec.ir.factor_sizes import factor_sizes, integral_factors
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import TensorType, axis_size
+from stagec.sharding.assignment import distribute
 from stagec.support.diagnostics import NotAnIntegerError
 
 _ROUNDS = 64
@@ -28,9 +31,8 @@ def tiny_sizes(
     env = {name: 2 + i % 3 for i, name in enumerate(module.symbols)}
     env |= dict.fromkeys(mesh.axes if mesh else (), axis_size)
     env |= dict(fixed or {})
-    relations = (
-        [r for r, _ in module.relations] + _splits(module) + _parts(module) + _groups(module)
-    )
+    relations = [r for r, _ in module.relations]
+    relations += _splits(module) + _parts(module) + _groups(module) + _joins(module)
     for _ in range(_ROUNDS):
         broken = [r for r in relations if r.symbols <= env.keys() and not _holds(r, env)]
         if not broken:
@@ -51,7 +53,7 @@ def _splits(module: Module) -> list[Relation]:
             values = [*op.results, *(op.region.args if op.region else ())]
             for d in (d for v in values if isinstance(v.type, TensorType) for d in v.type.dims):
                 above, below = numerator_and_denominator(d.size)
-                if d.axes or below.symbols:
+                if d.axes or below != ONE:
                     relations[d.size, d.axes] = divisible(above, below * axis_size(d.axes))
     return list(relations.values())
 
@@ -83,6 +85,23 @@ def _groups(module: Module) -> list[Relation]:
     return [divisible(above, below) for above, below in split if below.symbols]
 
 
+def _joins(module: Module) -> list[Relation]:
+    """Relations that keep split factors of one dimension in order: one after another is split only
+    if that one is split completely, such as the rows of patches before their columns."""
+    relations: list[Relation] = []
+    for op in (op for func in module.functions for op in func.body.walk()):
+        rule = op.definition.rule(op)
+        if rule is None or any(not isinstance(v.type, TensorType) for v in op.results):
+            continue
+        sizes = factor_sizes(op, rule)
+        shapes = zip((*op.operands, *op.results), (*rule.operands, *rule.results), strict=False)
+        for group, d in ((g, d) for v, s in shapes for g, d in zip(s, v.tensor.dims, strict=True)):
+            shares = distribute(group, d.axes, sizes, module.facts) if len(group) > 1 else {}
+            full = list(shares)[:-1]
+            relations += [Relation(sizes[f], "==", axis_size(shares[f])) for f in full]
+    return relations
+
+
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:
     free = sorted(relation.left.symbols - fixed)
     if relation.modulus is not None and free:
@@ -111,6 +130,22 @@ def random_inputs(args: Sequence[Value], env: Mapping[str, int], seed: int = 0) 
             values = rng.standard_normal(shape) * 0.5
             inputs[arg.name] = np.abs(values) if arg.tensor.role == "state" else values
     return inputs
+
+
+def filled(array: Array, shape: Sequence[int]) -> Array:
+    """The array with zeros behind its elements, for a parameter of this shape that is padded to
+    equal shards: adjacent dimensions of the array are one of the shape, or two, the first of which
+    counts parts that are padded each. Raises `ValueError` for an array that is larger."""
+    if array.shape == tuple(shape):
+        return array
+    lead = len(list(takewhile(bool, map(eq, array.shape, shape))))
+    rest = zip(reversed(array.shape[lead:]), reversed(shape[lead:]), strict=False)
+    behind = [ours for ours, _ in takewhile(lambda pair: eq(*pair), rest)][::-1]
+    parts = shape[lead : len(shape) - len(behind) - 1]
+    joined = array.reshape(*shape[:lead], *parts, -1, *behind)
+    whole = np.zeros(shape)
+    whole[tuple(slice(n) for n in joined.shape)] = joined
+    return whole
 
 
 def _bound(value: Value) -> Expr | None:

@@ -10,6 +10,7 @@ from itertools import product as combinations
 
 import numpy as np
 
+from stagec.interp.data import filled
 from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.layers import LayerStack, in_order
@@ -69,7 +70,8 @@ class Interpreter:
         self._microbatch: tuple[str, int, int] | None = None
 
     def run(self, func: Operation, inputs: Mapping[str, Array]) -> list[Array]:
-        """Run a function, and return its results as whole arrays. Raises `DisagreementError`."""
+        """Run a function, and return its results as whole arrays. Inputs without the padding of
+        their shards are filled with zeros. Raises `DisagreementError`."""
         for arg in func.body.args:
             self._values[arg] = self.scatter(inputs[arg.name], arg.tensor)
         self._region(func.body)
@@ -79,7 +81,8 @@ class Interpreter:
     # -- whole arrays and parts --------------------------------------------------------------------
 
     def scatter(self, whole: Array, type_: TensorType) -> Locals:
-        """The part of a whole array on each rank."""
+        """The part of a whole array on each rank, after padding."""
+        whole = filled(whole, [evaluate(s, self.env) for s in type_.shape])
         return [whole[self._window(type_, coords)] for coords in self.ranks]
 
     def _window(self, type_: TensorType, coords: Mapping[str, int]) -> tuple[Array, ...]:

@@ -23,16 +23,12 @@ from stagec.ir.types import TensorType
 from stagec.ir_spec.ops.pipeline import RecvOp, SendOp
 from stagec.schedule.action import Action, Placement, steps
 from stagec.schedule.attached import actions_of, placement_of, receives_of, regions_of, stages_of
+from stagec.sharding.stages import stage_functions
 
 _TOLERANCE = 1e-8
 _K = TypeVar("_K")
 #: sender and receiver
 _Pair = tuple[int, int]
-
-
-def is_staged(module: Module) -> bool:
-    """Whether the functions of a module are pipeline stages."""
-    return bool(module.functions) and all("stages" in f.attrs for f in module.functions)
 
 
 def run_named(
@@ -41,7 +37,7 @@ def run_named(
     """Run a module, and return its results by name, the loss first; `meet` represents the other
     pod. For pipeline stages, the parts of stacked values are concatenated, and the losses of stages
     added. Raises `DisagreementError`."""
-    if is_staged(module):
+    if stage_functions(module):
         return _Job(module, env, meet).run(inputs)
     results = run_module(module, env, inputs, meet)
     arrays: dict[str, Array] = {}

@@ -375,20 +375,21 @@ class Operation(Located):
             for result, type_ in zip(self.results, self.definition.infer(self), strict=False):
                 result.type = type_
 
+    def walk(self) -> Iterator[Operation]:
+        """The operation and all below, outer before inner, in order."""
+        yield self
+        if self.region is not None:
+            yield from self.region.walk()
+
     def reads(self) -> Iterator[Value]:
         """The values that the operation and those in its region use, including values of the
         region."""
-        yield from self.operands
-        if self.region is not None:
-            for inner in self.region.walk():
-                yield from inner.operands
+        return (value for op in self.walk() for value in op.operands)
 
     def erase(self) -> None:
         """Remove the operation; its results must not be used."""
-        self.drop_operands()
-        if self.region:
-            for op in list(self.region.walk()):
-                op.drop_operands()
+        for op in self.walk():
+            op.drop_operands()
         if self.parent:
             self.parent.ops.remove(self)
             self.parent = None
@@ -398,7 +399,7 @@ class Operation(Located):
         """Cut the references between all operations below, so that their memory is freed without
         the garbage collector. Attributes and parents stay for those who still refer to an
         operation."""
-        for op in [self, *(self.region.walk() if self.region else ())]:
+        for op in [*self.walk()]:
             op.results, op.operands = [], ()
             if op.region is not None:
                 op.region.args, op.region.ops, op.region = [], [], None

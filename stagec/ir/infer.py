@@ -41,7 +41,7 @@ def infer_module(module: Module) -> None:
 def forget_types(op: Operation) -> None:
     """Drop the types of all results of an op and of values in its region, so that changed sizes are
     inferred again. Placed types are kept, and those of ops without a definition."""
-    for inner in (op, *(op.region.walk() if op.region is not None else ())):
+    for inner in op.walk():
         if isinstance(inner.definition, UnregisteredOp):
             continue
         for value in (*inner.results, *(inner.region.args if inner.region is not None else ())):

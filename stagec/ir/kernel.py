@@ -18,6 +18,9 @@ EXPERTS = "experts"
 EXPANDS = "expands"
 #: The marks of such products of experts in Triton kernels, and of Marlin kernels.
 TRITON, MARLIN = "triton", "marlin"
+#: The marks of the scores of an indexer for sparse attention, and of attention whose queries select
+#: rows of a latent in 16 bits.
+INDEXER, SELECTS = "indexer", "selects"
 #: The mark of an update that the host makes in its own memory.
 ON_HOST = "host"
 #: All marks of products that expand 4-bit weights.
@@ -72,7 +75,8 @@ class KernelShape:
     `dtype` is the element type of its operands. With `causal` a mask leaves half of the pairs of
     queries and keys. With `windowed` each query sees the keys of a window that moves with it, and
     `keys` is their mean number. With `transposed` neither operand of a product has contiguous
-    elements of k: rows are summed up, as in gradients of weights.
+    elements of k: rows are summed up, as in gradients of weights. `mark` is that of an op whose
+    kernel is one of its own, whatever a strategy says.
     """
 
     kind: str
@@ -81,6 +85,7 @@ class KernelShape:
     causal: bool = False
     windowed: bool = False
     transposed: bool = False
+    mark: str = ""
 
 
 def matrix_product(rule: Rule, n: Mapping[str, Expr], dtype: str) -> KernelShape | None:

@@ -69,10 +69,6 @@ class LayerOrder:
             places_of.setdefault(kind, []).append(place)
         return {kind: tuple(places) for kind, places in places_of.items()}
 
-    def part(self, first: int, end: int) -> LayerOrder:
-        """The order of the layers from `first` to before `end`."""
-        return compact(self.layers[first:end])
-
     def _layers(self) -> Iterator[str]:
         for what, times in self.runs:
             yield from ((what,) if isinstance(what, str) else what.layers) * times

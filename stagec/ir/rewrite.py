@@ -1,4 +1,5 @@
-"""Rewrites that preserve the meaning: dead code, common subexpressions, folds of single ops.
+"""Rewrites that preserve the meaning: dead code, common subexpressions, folds of single ops; and
+the repeats, slices and uses that rewrites look at.
 
 The passes of the same names call these functions, which change a module in place.
 """
@@ -103,6 +104,12 @@ def _computes_only(op: Operation) -> bool:
         return False
     *body, _ = op.region.ops
     return all(is_removable(inner) or _computes_only(inner) for inner in body)
+
+
+def repeats_in(region: Region, phase: str = "") -> list[Operation]:
+    """The repeats directly in a region, in order; with `phase` those of that phase."""
+    repeats = (op for op in region.ops if op.has(Repeats))
+    return [op for op in repeats if phase in ("", op.phase)]
 
 
 def carried(op: Operation) -> int:

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeVar
 
-from stagec.ir.expr import ZERO, Expr, as_expr, call, const, product, substitute, symbol
+from stagec.ir.expr import ZERO, Expr, call, const, product, substitute, symbol
 
 #: The memory in which computations run, and the share that is a whole tensor.
 DEVICE, WHOLE = "device", Fraction(1)
@@ -216,11 +216,6 @@ def bytes_of(elements: Expr, dtype: str) -> Expr:
     """The bytes of this number of elements, rounded up to whole bytes."""
     above, below = DTYPE_BYTES[dtype].as_integer_ratio()
     return elements * above if below == 1 else call("ceildiv", [elements * above, const(below)])
-
-
-def dim(size: Expr | int, *axes: str, priority: int = 0) -> Dim:
-    """A dimension split over these axes at one priority."""
-    return Dim(as_expr(size), tuple(AxisUse(a, priority) for a in axes))
 
 
 @_memo

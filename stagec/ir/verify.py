@@ -21,6 +21,7 @@ from stagec.ir.signature import check_signature
 from stagec.ir.traits import CopiesMemory, Free, Lowered, OpenParams
 from stagec.ir.types import TensorType, index_name
 from stagec.ir.verified import VerifiedCache
+from stagec.ir.verify_lifetimes import check_lifetimes
 from stagec.ir.verify_options import check_options
 from stagec.ir.verify_order import check_orders
 from stagec.ir.verify_structure import check_structure
@@ -83,6 +84,7 @@ class _Checker:
         check_options(self._module, self._problems)
         if not self._problems.errors:
             check_orders(self._module, self._problems)
+            check_lifetimes(self._module, self._problems)
         if self._typed and not self._problems.errors:
             for func in self._module.functions:
                 for op in func.region.ops if func.region else ():

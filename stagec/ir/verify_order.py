@@ -19,7 +19,7 @@ def check_orders(module: Module, problems: DiagnosticList) -> None:
     """Append errors of the stacks of a module, whose operations have valid signatures and regions
     with terminators."""
     owners = [*module.functions, *module.graphs]
-    walked = [op for owner in owners if owner.region is not None for op in owner.region.walk()]
+    walked = (op for owner in owners for op in owner.walk())
     ordered = [op for op in walked if "order" in op.attrs and op.has(Repeats)]
     before = len(problems.items)
     for op in ordered:

@@ -48,7 +48,7 @@ from stagec.jobs.request.machine import remark_of, settled
 from stagec.jobs.request.options import IDEAL, JobOptions, find_preset, request, with_step
 from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving, refuse_training
 from stagec.jobs.session import Session
-from stagec.jobs.stack import StackLine, apply_stack, needed_flags, read_stack
+from stagec.jobs.stack import StackLine, apply_stack, needed_flags, of_other_steps, read_stack
 from stagec.models import library
 from stagec.pipeline.instrument import STATED, Instrument
 from stagec.pipeline.manager import PassManager
@@ -297,11 +297,10 @@ class JobBuilder:
 
     def _add_stack(self, module: Module) -> None:
         """Add the defaults of the stack, which flags and texts override."""
-        if self.options.stack == IDEAL:
-            return
         lines, given = self._stack, None if self.from_texts else self._given
         names = {n for op in module.declaring("symbols", "axes") for n in op.attrs}
         strategy, serves = module.ops("stg.strategy")[0], self.serving is not None
+        self.session.report(*of_other_steps(lines, serves=serves))
         added = apply_stack(strategy, lines, given=given, serves=serves, names=names)
         whose = {op: self._origin(op) for op in strategy.body.ops if op not in added}
         self._origins = {**whose, **added} if lines else {}
@@ -357,11 +356,7 @@ class JobBuilder:
         and half batch."""
         if self._symbolic or module.symbols.get(strategy.batch, 1) is not None:
             return
-        mesh = module.mesh
-        over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-        batch = max(1, strategy.microbatches) * strategy.in_turn
-        for axis, size in dict(mesh.sizes if mesh else {}).items():
-            batch *= (size or 1) if axis in over else 1
+        batch = strategy.turns * strategy.ranks_of(strategy.batch, module.mesh)
         set_symbols(module, {strategy.batch: batch})
 
     # -- compiling ---------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 class TimedStep:
     """A step of one pod, or of pods that wait for each other: what they issue, and its time."""
 
-    pods: Sequence[str]
     issued: IssuedStep
     report: TimeReport
 
@@ -133,7 +132,7 @@ class LoweredJob:
                 levers=levers,
                 fit=partial(_worst_fit, machine, together.jobs, peaks),
             )
-            steps[pod] = TimedStep(group, together, report)
+            steps[pod] = TimedStep(together, report)
         return steps
 
     def alone_seconds(self, machine: Machine, replay: ReplayOptions = USUAL) -> Mapping[str, float]:

@@ -13,12 +13,13 @@ from typing import Any
 from stagec.ir.core import Attr, Operation
 from stagec.ir.opdef import Registry
 from stagec.ir.signature import misfits
+from stagec.ir_spec.strategy.scheduler import SchedulerOp
 from stagec.ir_spec.strategy.stack import StackOp
 from stagec.ir_spec.strategy.statement import Statement
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.session import Session
 from stagec.models import LIBRARY, library_text, stack_release, stacks
-from stagec.support.diagnostics import DiagnosticList, error
+from stagec.support.diagnostics import Diagnostic, DiagnosticList, error
 from stagec.support.source import UNKNOWN, Loc, Source, file_loc
 from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_op
@@ -216,6 +217,21 @@ def apply_stack(
         if new:
             origins[op] = line.origins(new)
     return origins
+
+
+def of_other_steps(lines: Sequence[StackLine], *, serves: bool) -> Iterator[Diagnostic]:
+    """A warning about a stack of trainers in a step of serving, or of an engine in one of training.
+    Engines state a scheduler; trainers have statements of training, and no scheduler."""
+    engine = any(line.op.name == SchedulerOp.name for line in lines)
+    if engine == serves or not (engine or any(line.definition.training for line in lines)):
+        return
+    text, remedy = "an engine, and says nothing about training", "'stagec stacks' has those that do"
+    if serves:
+        text = "a trainer: it has no scheduler ('stg.scheduler'), and says nothing about serving"
+        remedy = "--stack vllm, sglang and trtllm do"
+    yield Diagnostic(
+        f"the stack {lines[-1].stack} is that of {text}", severity="warning", remedy=remedy
+    )
 
 
 def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:

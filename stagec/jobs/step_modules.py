@@ -9,9 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from stagec.analysis.family import Compiled, Compiles
-from stagec.ir.expr import evaluate
 from stagec.ir.serving_step import MIXED
-from stagec.ir.types import axis_size
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.figures import CompiledJob, compiled_of
 from stagec.jobs.request.flags import FLAGS
@@ -67,9 +65,7 @@ def groups_in(module: Module) -> int:
     """The number of groups of ranks of a pod with their own sequences, times the microbatches of a
     step and the parts of a batch that take turns."""
     strategy = read_strategy(module)
-    over = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
-    parts = max(1, strategy.microbatches) * strategy.in_turn
-    return prod(module.axis_sizes.get(a, 1) for a in over) * parts
+    return strategy.ranks_of(strategy.batch, module.mesh) * strategy.turns
 
 
 class StepModules:
@@ -116,8 +112,7 @@ class StepModules:
     @property
     def local_groups(self) -> int:
         """The number of groups of sequences on a rank."""
-        module = self.builder.module
-        return self.groups // evaluate(axis_size(self._axes), module.env)
+        return self.groups // self._split
 
     @property
     def groups(self) -> int:
@@ -126,10 +121,11 @@ class StepModules:
         return module.env[read_strategy(module).batch]
 
     @property
-    def _axes(self) -> list[str]:
-        """The axes over which sequences are split."""
-        strategy = read_strategy(self.builder.module)
-        return [a for r in strategy.splits if strategy.batch in r.dims for a in r.over]
+    def _split(self) -> int:
+        """The number of ranks over which sequences are split."""
+        module = self.builder.module
+        strategy = read_strategy(module)
+        return strategy.ranks_of(strategy.batch, module.mesh)
 
     @property
     def replicas(self) -> Sequence[Mapping[str, int]]:
@@ -139,11 +135,12 @@ class StepModules:
 
     @cached_property
     def _replicas(self) -> Sequence[Mapping[str, int]]:
-        env, own = self.builder.module.env, list(self._axes)
-        for each in self.classes(_ANY) if evaluate(axis_size(own), env) > 1 else ():
+        env, strategy = self.builder.module.env, read_strategy(self.builder.module)
+        own = strategy.axes_of(strategy.batch)
+        for each in self.classes(_ANY) if self._split > 1 else ():
             met = {a for group in each.groups for a in group.axes}
             met |= {axis for _, axis, _ in each.ways} | each.coords.keys()
-            own = [a for a in own if a not in met]
+            own = tuple(a for a in own if a not in met)
         coords = product(*(range(env[a]) for a in own))
         return [dict(zip(own, each, strict=True)) for each in coords]
 

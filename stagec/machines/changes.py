@@ -48,6 +48,7 @@ def changed(machine: Machine, values: Mapping[str, float | str]) -> Machine:
 
 def scaled(machine: Machine, path: str, factor: float) -> Machine:
     """See `Machine.scaled`."""
+    _check_number(path, factor, remedy="give a number such as 2")
     return _at(machine, path, lambda old, form: _checked(path, old * factor, old, form))
 
 
@@ -138,9 +139,7 @@ def _is_annotated(hint: Any) -> bool:
 
 def _replaced(path: str, value: float | str, old: Any, form: _Form) -> Any:
     if not isinstance(value, str):
-        if isinstance(value, bool) or not isinstance(cast("object", value), Real):
-            about = f"machine figure '{path}' cannot be {value!r:.60}"
-            raise error(about, remedy="give a number, or a text with its unit")
+        _check_number(path, value, remedy="give a number, or a text with its unit")
         return _checked(path, value, old, form)
     try:
         number = _number(value) if form.kind is None else quantity(form.kind, value)
@@ -149,6 +148,11 @@ def _replaced(path: str, value: float | str, old: Any, form: _Form) -> Any:
     if isinstance(old, int) and form.kind is None and number % 1:
         raise error(f"machine figure '{path}' cannot be {value}", remedy="give a whole number")
     return _checked(path, float(number), old, form)
+
+
+def _check_number(path: str, value: object, remedy: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise error(f"machine figure '{path}' cannot be {value!r:.60}", remedy=remedy)
 
 
 def _number(text: str) -> float:

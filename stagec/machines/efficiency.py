@@ -174,6 +174,11 @@ _NVLS = {"start": "48 us", "share": 0.6}
 #: low latency, 128 tokens on H800 with 400 Gb/s; fitted on 16, 64 and 256 ranks; the error for 32
 #: and 128 is 1 to 8%.
 _MESSAGES = {"start": "28.8 us", "hops": 0.0, "share": 0.9}
+#: Rounded means of the kernels of engines on A100, H100, H200, B200 and GB200.
+_ENGINES = {
+    "one_shot": {"start": "4 us", "hops": 0.25, "share": 0.65},
+    "two_shot": {"start": "10 us", "hops": 0.25, "share": 0.65},
+}
 
 
 def collective_defaults(kind: str) -> tuple[str, ...]:
@@ -182,8 +187,10 @@ def collective_defaults(kind: str) -> tuple[str, ...]:
     return ("hierarchical",) if kind == "ring" else ("ring", "tree", "multicast")
 
 
-def network_defaults(kind: str) -> dict[str, object]:
+def network_defaults(kind: str, *, innermost: bool) -> dict[str, object]:
     """The default constants of a level, in the form of a machine text.
+
+    Kernels of engines reach other ranks over the `innermost` level, if it joins each with each.
 
     Source: github.com/NVIDIA/nccl, src/graph/tuning.cc: baseLat, hwLat over the hop of protocol LL,
     bandwidth factors of the protocols. `pairs` and the share of `multicast` are close to those of
@@ -191,7 +198,8 @@ def network_defaults(kind: str) -> dict[str, object]:
     (github.com/NVIDIA/nccl-tests, issues 267 and 290).
     """
     if kind != "fat-tree":
-        return {"protocols": _NCCL_INSIDE, "pairs": _PAIRS, "multicast": _NVLS}
+        inside = {"protocols": _NCCL_INSIDE, "pairs": _PAIRS, "multicast": _NVLS}
+        return {**inside, "direct": _ENGINES} if innermost and kind != "ring" else inside
     direct = {"messages": _MESSAGES}
     return {
         "protocols": _NCCL_OUTSIDE,

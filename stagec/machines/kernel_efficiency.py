@@ -76,12 +76,13 @@ class MatmulEfficiency(Rates):
     the only tile of a kernel, its rows and columns; by default all of a library are tried.
     `expanding` is the number of 4-bit weights that one processor converts to 16 bits per clock, in
     kernels that multiply them by 16-bit activations, once for each block of `expanded_rows` rows;
-    None if no such kernel was measured: conversion then takes no time. `unaligned` is the share
-    that each further load adds to the computation if the bytes of a row are not a multiple of 16,
-    so that a load brings only a part of these; 0 if no such product was measured. `kernels` has the
-    differences of library kernels, by the names that nodes are marked with. Defaults are rounded
-    means of H100 and B200; `step` of A100 is three times as long. `tile` follows from the speed of
-    a processor, see `tile_defaults`.
+    by default a weight takes 6 FLOPs of vectors, the middle of three kernels of Hopper, of which
+    25, 45 and 90 weights are 11, 6 and 3. `unaligned` is the share that each further load adds to
+    the computation if the bytes of a row are not a multiple of 16, so that a load brings only a
+    part of these; 0 if no such product was measured. `kernels` has the differences of library
+    kernels, by the names that nodes are marked with. Defaults are rounded means of H100 and B200;
+    `step` of A100 is three times as long. `tile` follows from the speed of a processor, see
+    `tile_defaults`.
     """
 
     bandwidth: Share = 0.85
@@ -140,6 +141,7 @@ class AttentionKernel(Text):
     rate: dict[DataType, Share] = Field(default_factory=dict[DataType, Share])
     backward: Share | None = None
     queries: Annotated[int, Field(gt=0)] | None = None
+    least: Annotated[int, Field(gt=0)] | None = None
     packed: bool | None = None
     exponentials: _Many | None = None
     overlap: Overlap | None = None
@@ -155,7 +157,8 @@ class AttentionEfficiency(Rates):
     """Constants of fused attention.
 
     `rate` and `overlap` are as in products. `queries` is the number of queries in a block: 128 in
-    FlashAttention; 256, as two tiles of 128 that alternate, in kernels for Blackwell. `packed`
+    FlashAttention; 256, as two tiles of 128 that alternate, in kernels for Blackwell. A block with
+    fewer than `least` is filled up to these. `packed`
     means that a block contains queries of all heads that share keys (FlashAttention 3, for
     sequences of different lengths), not of a single head. `exponentials` is the number that one
     processor computes per clock, including the rest of a softmax (16 for exponentials alone:
@@ -170,11 +173,13 @@ class AttentionEfficiency(Rates):
     to a multiple of `padding`, the side of a systolic array. `kernels` has the differences of
     library kernels, by their names in `stg.kernels`, and `decoding` is the name of the one for a
     few queries behind cached keys; with `_8bit` behind it, that for caches in 8 bits. `indexer` is
-    the name of the one that scores keys for sparse attention, which multiplies in 8 bits; without a
-    name it is the kernel of attention.
+    the name of the one that scores keys for sparse attention, which multiplies in 8 bits, and
+    `selecting` of the one whose queries select rows of a latent in 16 bits; without a name it is
+    the kernel of attention.
     """
 
     queries: int = Field(default=128, gt=0)
+    least: int = Field(default=16, gt=0)
     packed: bool = False
     exponentials: _Many = 14.0
     overlap: Overlap = 0.6
@@ -187,6 +192,7 @@ class AttentionEfficiency(Rates):
     padding: int = Field(default=1, gt=0)
     decoding: str = ""
     indexer: str = ""
+    selecting: str = ""
     fitted: str = ""
     kernels: dict[str, AttentionKernel] = Field(default_factory=dict[str, AttentionKernel])
 

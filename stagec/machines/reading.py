@@ -179,7 +179,8 @@ def _completed(tables: Tables) -> Tables:
     for level in levels:
         name, own = str(level.get("name")), network.get(str(level.get("name")), {})
         if is_object(own):
-            network[name] = {**network_defaults(str(level.get("kind"))), **own}
+            kind, innermost = str(level.get("kind")), level is levels[0]
+            network[name] = {**network_defaults(kind, innermost=innermost), **own}
     first = {"collectives": collective_defaults(str(levels[0].get("kind")))}
     return {**tables, "efficiency": {**first, **efficiency, "network": network}}
 

@@ -84,9 +84,10 @@ class Buffer:
         if made == GATHERED:
             return GATHERED
         elsewhere = len(self.last) > 1 or (self.last and self.part not in self.last)
-        if elsewhere or (made == "forward" and self.phases & LATER):
+        updates = "optimizer" in self.phases  # forward makes gradients of a fused head
+        if elsewhere or (made == "forward" and self.phases & LATER and not updates):
             return STASH
-        if made != "optimizer" and "optimizer" in self.phases:
+        if made != "optimizer" and updates:
             return GRADIENTS
         if isinstance(op.definition, (Collective, RecvOp)):
             return "communication"

@@ -82,11 +82,6 @@ class Roots:
         return base
 
 
-def root(value: Value) -> Value:
-    """The value whose buffer this one uses."""
-    return Roots()(value)
-
-
 def _source(value: Value) -> Value | None:
     for user, index in value.uses:
         if user.has(Terminates):
@@ -157,7 +152,8 @@ def classify(body: Region, roots: Roots | None = None) -> Sets:
         for op in region.ops:
             if op.has(Accumulates):
                 sums = [r for r in op.results if joined_dim(op, r.tensor) is None]
-                freed = {r for r in sums if body.owner.flag("freed") and r.tensor.rank}
+                ends = body.owner.flag("freed") or body.owner.flag("copied")
+                freed = {r for r in sums if ends and r.tensor.rank}
                 whole = {r for r in freed if _users(r, body) <= _LATER}
                 if "schedule" in op.attrs:
                     sets.freed |= {root_of(r) for r in freed - whole}

@@ -39,7 +39,8 @@ class OpStorage:
         about = op.has(StaysUntilNext), op.flag("copied_out"), op.flag("alone"), gathered
         storage = cls(op, operands, phase, *about)
         for value in op.results:
-            home, slot = sums.home(value), op.definition.reuses(op, value.index)
+            aim = value.uses[0][0].result if op.flag("into_sum") else value
+            home, slot = sums.home(aim), op.definition.reuses(op, value.index)
             summed = home in sums.late or (home is None and op.has(AddsToSum))
             if summed and op.has(AddsToSum) and value.tensor.dtype == operands[0].tensor.dtype:
                 storage.reused.append((value, operands[0]))  # the first one becomes the sum

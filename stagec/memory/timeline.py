@@ -18,7 +18,7 @@ from stagec.ir.module import Module
 from stagec.ir.traits import Recasts, Terminates
 from stagec.ir.types import CACHED, WEIGHTS
 from stagec.ir_spec.ops.comm import CopyIn
-from stagec.memory.buffers import CATEGORIES, GRADIENTS, Buffer, Lifetimes, RunOp
+from stagec.memory.buffers import CATEGORIES, GRADIENTS, STASH, Buffer, Lifetimes, RunOp
 from stagec.memory.lifetimes import lifetimes
 from stagec.memory.liveness import classify
 from stagec.memory.step import (
@@ -252,7 +252,8 @@ class MemoryTimeline:
 
     def moments(self) -> Mapping[str, Mapping[str, int]]:
         """The bytes of each category in a training step `after_forward` (in a pipeline after the
-        last forward of the schedule) and `after_update`; empty for other steps."""
+        last forward of the schedule) and `after_update`; empty for other steps. Gradients that
+        forward has made are then the stash, as for PyTorch, until backward adds them up."""
         run = self._planner.run(None)
         if all(step.op.phase != "optimizer" for step, _ in run if step.counts):
             return {}
@@ -260,8 +261,10 @@ class MemoryTimeline:
         before: Counter[str] | None = None
         updated = False
         for step, ends in run:
-            if step.counts and step.op.phase != "forward":
-                before = before or Counter(live)
+            if step.counts and step.op.phase != "forward" and before is None:
+                before, whole = Counter(live), self.static().get(GRADIENTS, 0)
+                before[STASH] += before[GRADIENTS] - whole
+                before[GRADIENTS] = whole
             self._planner.count(live, step.made, 1)
             if self._planner.is_scheduled(step):
                 before = self._behind_forward(live)

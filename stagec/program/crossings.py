@@ -23,6 +23,7 @@ from stagec.ir.types import CACHED
 from stagec.program.groups import Ints
 from stagec.program.pod_messages import Handover, Layouts, NoHandoverError, handover, ratio
 from stagec.schedule.attached import placement_of, stages_of
+from stagec.sharding.stages import stage_functions
 
 #: The name of the token that prefill samples, which is transferred like a cache.
 TOKEN = "token sampled"
@@ -294,7 +295,7 @@ def _token_names(values: Collection[str]) -> dict[str, str]:
 
 def _computed(module: Module) -> Sequence[Operation]:
     """The functions of the pipeline stages, or the main function of a step without stages."""
-    return [func for func in module.functions if "stages" in func.attrs] or [module.main]
+    return stage_functions(module) or [module.main]
 
 
 def _is_token(value: Value) -> bool:

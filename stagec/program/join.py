@@ -89,13 +89,14 @@ def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int
     places = {n: i for i, n in enumerate(known)}, {c: i for i, c in enumerate(channels)}
     parts = {form: _part(form, *places) for form in forms}
     prototypes: list[Node] = []
+    sizes = OpNumbers({})
     firsts: list[int] = []
     for form, values in ((step.form, step.values) for step in steps):
         firsts.append(len(prototypes))
         if values is None:
             prototypes += parts[form].nodes
             continue
-        prototypes += map(OpNumbers(values).resized, parts[form].nodes)
+        prototypes += map(sizes.at(values).resized, parts[form].nodes)
     made = np.full(len(known), _NOTHING, dtype=np.int64)
     sent = np.zeros(max(1, 2 * len(channels)), dtype=np.int64)
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]

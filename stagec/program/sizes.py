@@ -4,6 +4,8 @@ A program is unrolled once for all values with which it has the same nodes; `OpN
 computes the nodes for other values.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -14,7 +16,7 @@ from typing import Any, NamedTuple
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, evaluate
 from stagec.ir.kernel import MEMORY
-from stagec.program.buckets import bucket_sizes, readiness
+from stagec.program.buckets import GradientRun, bucket_sizes, readiness
 from stagec.program.groups import crosses_pods
 from stagec.program.kernels import EXTENTS, Kernel
 from stagec.program.nodes import Node
@@ -27,6 +29,7 @@ _DEALT = ("copies", "groups")
 _BEFORE = attrgetter("kind", "name", "phase")
 _BEHIND = attrgetter("parts", "group", "blocking", "bucket", "scope", "over", "by", "tag", "to")
 _LAST = attrgetter("id", "index", "layer")
+_KEPT = attrgetter("op", "causal", "form", "windowed", "transposed")  # of a kernel
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,15 @@ class OpNumbers:
     def __init__(self, env: Mapping[str, int], loads: Layered | None = None) -> None:
         self._env, self._loads = env, loads
         self._known: dict[tuple[Expr, int], int] = {}
+        self._ready: dict[Operation, Sequence[Sequence[GradientRun]]] = {}
         self._buckets: dict[Operation, list[int]] = {}
         self._works: dict[tuple[Operation, int], NodeWork] = {}
+
+    def at(self, env: Mapping[str, int]) -> OpNumbers:
+        """The numbers for other values; the order of gradients is determined once for all."""
+        numbers = OpNumbers(env)
+        numbers._ready = self._ready
+        return numbers
 
     def number(self, op: Operation, name: str, layer: int = 0) -> int:
         """The value of an attribute in a layer; 0 if the operation does not have it."""
@@ -81,15 +91,11 @@ class OpNumbers:
         key = op, layer if self._loads is not None else 0
         if key not in self._works:
             size, flops, matmul, out = (self.number(op, name, layer) for name in _NUMBERS)
-            kernel = self._kernel(op, layer)
+            kind, dtype, names, what, rest = _about(op)
+            extents = tuple(self._extent(op, name, layer) for name in names)
+            kernel = Kernel(kind, dtype, extents, flops, size, what, *rest)
             self._works[key] = NodeWork(op.text("kind"), op.phase, size, flops, matmul, out, kernel)
         return self._works[key]
-
-    def _kernel(self, op: Operation, layer: int) -> Kernel:
-        kind, dtype, names, what, rest = _about(op)
-        extents = tuple(self._extent(op, name, layer) for name in names)
-        flops, size = (self.number(op, name, layer) for name in ("flops", "bytes"))
-        return Kernel(kind, dtype, extents, flops, size, what, *rest)
 
     def _extent(self, op: Operation, name: str, layer: int) -> int:
         """An extent of a kernel, rounded up: the mean number of rows of an expert need not be
@@ -104,7 +110,9 @@ class OpNumbers:
     def buckets(self, op: Operation) -> list[int]:
         """The bytes of each call of a reduction in buckets."""
         if op not in self._buckets:
-            sizes = bucket_sizes(op, readiness(op), self._env)
+            if op not in self._ready:
+                self._ready[op] = readiness(op)
+            sizes = bucket_sizes(op, self._ready[op], self._env)
             self._buckets[op] = [sum(inside) for chunk in sizes for inside in chunk]
         return self._buckets[op]
 
@@ -117,8 +125,11 @@ class OpNumbers:
         dealt = 0, 0
         if node.bucket:
             sizes = (self.buckets(op)[node.index], *sizes[1:])
-        elif node.is_computation:
-            sizes = self.work(op)[2:]
+        elif (old := node.kernel) is not None:
+            size, flops, matmul, out = (self.number(op, name) for name in _NUMBERS)
+            extents = tuple([self._extent(op, name, 0) for name in EXTENTS[old.kind]])
+            kernel = Kernel(old.kind, old.dtype, extents, flops, size, *_KEPT(old))
+            sizes = size, flops, matmul, out, kernel
         else:
             sizes = (self.number(op, "bytes"), *sizes[1:])
             dealt = self.number(op, "copies"), self.number(op, "groups")

@@ -15,7 +15,6 @@ sends that do not wait (eager) nor with sends that do (rendezvous).
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter
@@ -25,54 +24,17 @@ from stagec.schedule.action import Action, Actions, Kind, Placement, RankActions
 from stagec.support.diagnostics import error
 
 Direction: TypeAlias = Literal["send", "recv"]
-Payload: TypeAlias = Literal["activation", "gradient"]
 #: The identity of a transfer: its source and target virtual stages, and the microbatch.
 Content: TypeAlias = tuple[int, int, int]
 #: The peer rank, and the source and target virtual stages of a transfer.
 _End: TypeAlias = tuple[int, int, int]
-#: Sender and receiver.
-Pair: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One end of a transfer of a microbatch between neighbouring virtual stages.
-
-    A receive is before the action at `position` in the list of the rank, a send directly after it.
-    `source` and `target` are virtual stages. All receives of an overlapped pair come before its F
-    and all sends after its B.
-    """
-
-    direction: Direction
-    payload: Payload
-    peer: int
-    source: int
-    target: int
-    microbatch: int
-    position: int
-
-    @property
-    def content(self) -> Content:
-        """The identity of the transfer."""
-        return self.source, self.target, self.microbatch
-
-
-RankMessages: TypeAlias = tuple[Message, ...]
-
-
-def ordered_messages(actions: Actions, placement: Placement) -> tuple[RankMessages, ...]:
-    """The messages of every rank in the order of issue. Raises `DiagnosticError` for a message with
-    only one end."""
-    rows = dict(enumerate(actions))
-    return tuple(_rank_messages(rank, rows, placement) for rank in rows)
-
-
-def _rank_messages(
-    rank: int, rows: Mapping[int, RankActions], placement: Placement
-) -> RankMessages:
-    sent = _sends(rank, rows[rank], placement)
-    got = (message for message, _ in posted(rank, rows, placement))
-    return tuple(sorted((*got, *sent), key=lambda m: (m.position, m.direction == "send")))
+def check_messages(actions: Actions, placement: Placement) -> None:
+    """Raise `DiagnosticError` for a message with only one end."""
+    for rank, row in enumerate(actions):
+        sends = {p: contents_sent(p, actions[p], placement) for p in senders(rank, placement)}
+        receives_before(rank, row, {p: sent.get(rank, ()) for p, sent in sends.items()}, placement)
 
 
 def contents_sent(rank: int, row: RankActions, placement: Placement) -> dict[int, list[Content]]:
@@ -89,9 +51,25 @@ def receives_before(
     """Maps the position of the first action of a step to the actions whose receives are posted
     before it, in order. `sent` are the transfers to the rank from each of its `senders`. Raises
     `DiagnosticError` for a message that is sent but not received, or received but not sent."""
+    wanted = {content: place for _, content, place in _contents("recv", rank, row, placement)}
+    starts: list[int] = []
+    for step in steps(row):
+        starts += [len(starts)] * len(step)
+    needed: list[tuple[int, int]] = []  # the action by which each is posted, and its own
+    for peer, contents in sent.items():
+        for content in contents:
+            if content not in wanted:
+                raise _unmatched(content, peer, rank, "is sent and not received")
+        got = [wanted.pop(content) for content in contents]
+        # for each message, the first action that needs it or a later one
+        first = [*accumulate(reversed(got), min)][::-1]
+        needed += zip(first, got, strict=True)
+    for content in wanted:
+        peer = placement[content[0]].rank
+        raise _unmatched(content, peer, rank, "is received and not sent")
     receives: dict[int, list[Action]] = {}
-    for position, _, action in _posted(rank, row, sent, placement):
-        receives.setdefault(position, []).append(action)
+    for first_action, own in sorted(needed, key=itemgetter(0)):
+        receives.setdefault(starts[first_action], []).append(row[own])
     return receives
 
 
@@ -102,73 +80,14 @@ def senders(rank: int, placement: Placement) -> tuple[int, ...]:
     return tuple(sorted({placement[stage].rank for stage in beside if stage is not None} - {rank}))
 
 
-def posted(
-    rank: int, rows: Mapping[int, RankActions], placement: Placement
-) -> list[tuple[Message, Action]]:
-    """The receives of a rank in the order in which it posts them, each with its action. Raises
-    `DiagnosticError` like `receives_before`."""
-    peers = senders(rank, placement)
-    sent = {p: contents_sent(p, rows[p], placement).get(rank, []) for p in peers}
-    messages: list[tuple[Message, Action]] = []
-    for position, (source, target, microbatch), action in _posted(
-        rank, rows[rank], sent, placement
-    ):
-        peer, payload = placement[source].rank, _payload(source, target)
-        message = Message("recv", payload, peer, source, target, microbatch, position)
-        messages.append((message, action))
-    return messages
-
-
-def _posted(
-    rank: int, row: RankActions, sent: Mapping[int, Sequence[Content]], placement: Placement
-) -> list[tuple[int, Content, Action]]:
-    """The receives of a rank: the position of the first action of the step before which each is
-    posted, the transfer, and the action that needs it."""
-    wanted = {content: place for _, content, place in _contents("recv", rank, row, placement)}
-    starts = [start for start, step in _steps(row) for _ in step]
-    messages: list[tuple[int, Content, int]] = []
-    for peer, contents in sent.items():
-        for content in contents:
-            if content not in wanted:
-                raise _unmatched(content, peer, rank, "is sent and not received")
-        got = [wanted.pop(content) for content in contents]
-        # for each message, the first action that needs it or a later one
-        first = [*accumulate(reversed(got), min)][::-1]
-        messages += zip(first, contents, got, strict=True)
-    for content in wanted:
-        peer = placement[content[0]].rank
-        raise _unmatched(content, peer, rank, "is received and not sent")
-    messages.sort(key=itemgetter(0))
-    return [(starts[at], content, row[place]) for at, content, place in messages]
-
-
 def _unmatched(content: Content, sender: int, receiver: int, what: str) -> Exception:
     source, target, microbatch = content
+    payload = "activation" if source < target else "gradient"
     return error(
-        f"the {_payload(source, target)} of microbatch {microbatch} from stage {source} on "
+        f"the {payload} of microbatch {microbatch} from stage {source} on "
         f"rank {sender} to stage {target} on rank {receiver} {what}",
         remedy="add the actions of this microbatch to both ranks",
     )
-
-
-def _payload(source: int, target: int) -> Payload:
-    return "activation" if source < target else "gradient"
-
-
-def _steps(row: RankActions) -> Iterator[tuple[int, tuple[Action, ...]]]:
-    """The steps of a row with the position of the first action of each."""
-    position = 0
-    for step in steps(row):
-        yield position, step
-        position += len(step)
-
-
-def _sends(rank: int, row: RankActions, placement: Placement) -> list[Message]:
-    leaves = [start + len(step) - 1 for start, step in _steps(row) for _ in step]
-    return [
-        Message("send", _payload(source, target), peer, source, target, number, leaves[place])
-        for peer, (source, target, number), place in _contents("send", rank, row, placement)
-    ]
 
 
 def _contents(
@@ -192,15 +111,3 @@ def _end(direction: Direction, rank: int, at: Placement, kind: Kind, chunk: int)
     if other is None or at[other].rank == rank:
         return None
     return (at[other].rank, *((stage, other) if direction == "send" else (other, stage)))
-
-
-def pairs(messages: tuple[RankMessages, ...]) -> dict[Pair, tuple[RankMessages, RankMessages]]:
-    """The sends and the receives of each ordered pair of ranks, each in the order of its rank."""
-    ends: defaultdict[Pair, tuple[list[Message], list[Message]]] = defaultdict(lambda: ([], []))
-    for rank, row in enumerate(messages):
-        for message in row:
-            if message.direction == "send":
-                ends[rank, message.peer][0].append(message)
-            else:
-                ends[message.peer, rank][1].append(message)
-    return {pair: (tuple(sent), tuple(got)) for pair, (sent, got) in ends.items()}

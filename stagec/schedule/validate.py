@@ -9,7 +9,7 @@ from itertools import islice
 
 from stagec.schedule.action import KINDS, Action, Actions, Placement, steps
 from stagec.schedule.base import Schedule
-from stagec.schedule.messages import ordered_messages
+from stagec.schedule.messages import check_messages
 from stagec.schedule.simulate import replay
 from stagec.support.diagnostics import DiagnosticError, error
 
@@ -21,7 +21,7 @@ def check_schedule(actions: Actions, placement: Placement, microbatches: int) ->
     """
     check_complete(actions, placement, microbatches)
     replay(actions, placement)
-    ordered_messages(actions, placement)
+    check_messages(actions, placement)
 
 
 def prove(schedule: Schedule, stages: int, microbatches: int, chunks: int) -> None:

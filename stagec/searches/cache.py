@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from stagec import __version__
+from stagec.jobs.pod_options import options_of, pod_names
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.configurations import is_file_name
+from stagec.machines import load_machine
 from stagec.support.files import write_file
 
 if TYPE_CHECKING:
@@ -49,10 +51,10 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
     objectives."""
     parts: list[Any] = [__version__, _code(), [given[n] for n in _ASKED]]
     for question in asked:
-        draft = question.base.draft
-        texts = [_text(question.base.model), "" if draft is None else _text(draft.model)]
+        pods = [options_of(pod, question.base) for pod in pod_names(question.base)]
         parts += [
-            *texts,
+            *(_text(name) for pod in pods for name in (pod.model, pod.stack)),
+            *(load_machine(p.on_machine).model_dump_json() for p in pods if p.on_machine),
             sorted(question.sizes.items()),
             sorted(question.base.sizes.items()),
             list(job_words(question.base)),
@@ -66,10 +68,10 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _text(model: str) -> str:
-    """The text of a model that is a file; the name of a model of the library, whose text is part of
-    the code."""
-    return Path(model).read_text("utf-8") if is_file_name(model) else model
+def _text(name: str) -> str:
+    """The text of a model or a stack that is a file; the name of one of the library, whose text is
+    part of the code."""
+    return Path(name).read_text("utf-8") if is_file_name(name) else name
 
 
 def _code() -> list[tuple[str, int, int]]:

@@ -43,6 +43,7 @@ _OF_STEPS = (
     *("scatter_gather", "zero", "reshard_after_forward", "fsdp_prefetch", "microbatches"),
     *("overlap_param_gather", "ddp_bucket", "recompute_layers", "recompute_every"),
     *("shard_units", "shard_loss", "shard_copies", "shard_padding", "ddp_copies"),
+    "ddp_views",
 )
 #: The value of --offload that moves data to the host and back for each microbatch.
 _ACTIVATIONS = "activations"

@@ -14,6 +14,7 @@ from stagec.ir.rule import letters, parse_rule
 from stagec.ir.traits import Accumulates, Recasts, Repeats
 from stagec.ir.types import AxisUse, Dim, TensorType, axis_size
 from stagec.ir_spec.ops.contraction import Einsum
+from stagec.ir_spec.ops.convolution import Convolution
 from stagec.sharding.shard import AT_REST
 from stagec.sharding.strategy import read_strategy
 
@@ -84,8 +85,11 @@ def _whole_dimensions(type_: TensorType, depth: int, env: Mapping[str, int]) -> 
 
 def _rows(param: Value, uses: list[tuple[Operation, int, int]]) -> tuple[int, ...]:
     """The dimensions that form the first dimension of the weight of a module: for a product those
-    of its result, or the experts if they come first; for a table or a vector the first one."""
+    of its result, or the experts if they come first; for a convolution its outputs, which are last;
+    for a table or a vector the first one."""
     for op, index, depth in uses:
+        if isinstance(op.definition, Convolution):
+            return (param.tensor.rank - 1,)
         if isinstance(op.definition, Einsum) and len(op.operands) == 2:
             shapes, (out,) = parse_rule(op.text("spec"))
             weight, x = shapes[index], shapes[1 - index]

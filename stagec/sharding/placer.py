@@ -29,7 +29,7 @@ class Placer:
 
     def __init__(self, module: Module, strategy: Strategy, assumptions: Assumptions) -> None:
         self._strategy, self._assumptions = strategy, assumptions
-        self._microbatches = accumulation(module)
+        self._microbatches = accumulation(module.main)
 
     def place(self, type_: TensorType, *, rest: bool, value: Value | None = None) -> TensorType:
         """Split dimensions by name, with `rest` also by statements for values between blocks. A

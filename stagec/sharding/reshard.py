@@ -94,10 +94,6 @@ class Resharding:
         `NoPlanError`."""
         return list(ask(self.find(have, splits, partial).way, self.values))
 
-    def cost(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> Fraction:
-        """The bytes that a rank sends, as a share of the whole tensor. Raises `NoPlanError`."""
-        return self.find(have, splits, partial).cost
-
     def find(self, have: TensorType, splits: Sequence[Axes], partial: Axes = ()) -> KnownWay:
         """The query for a plan, with its cost. Raises `NoPlanError`."""
         key = (have.dims, have.partial, tuple(splits), partial)

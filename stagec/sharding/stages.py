@@ -1,4 +1,5 @@
-"""The layers and sections of each pipeline stage."""
+"""The pipeline stages of a module: their functions, the accumulation that they cut, and the layers
+and sections of each."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,6 @@ class StagePlan:
     schedule: Schedule
     stages: int
     chunks: int
-    microbatches: int
 
     @cached_property
     def placement(self) -> Placement:
@@ -60,12 +60,17 @@ def read_pipeline(module: Module, rule: PipelineRule, microbatches: int) -> Stag
         prove(schedule, stages, microbatches, chunks)
     else:
         schedule.check(stages, microbatches, chunks)
-    return StagePlan(rule, schedule, stages, chunks, microbatches)
+    return StagePlan(rule, schedule, stages, chunks)
 
 
-def accumulation(module: Module) -> Operation | None:
-    """The accumulation over microbatches in the main function, or None."""
-    return next((op for op in module.main.body.ops if op.has(Accumulates)), None)
+def stage_functions(module: Module) -> list[Operation]:
+    """The functions of the pipeline stages; none before the model is cut."""
+    return [func for func in module.functions if "stages" in func.attrs]
+
+
+def accumulation(func: Operation) -> Operation | None:
+    """The accumulation over microbatches in a function, or None."""
+    return next((op for op in func.body.ops if op.has(Accumulates)), None)
 
 
 def pipeline_attrs(rule: PipelineRule) -> dict[str, Attr]:

@@ -70,10 +70,14 @@ class Strategy(Located):
         """The splits of dimensions over axes."""
         return self.all(SplitRule)
 
+    def axes_of(self, name: str) -> Axes:
+        """The axes that split a dimension, each once."""
+        axes = (a for rule in self.splits if name in rule.dims for a in rule.over)
+        return tuple(dict.fromkeys(axes))
+
     def ranks_of(self, name: str, mesh: Mesh | None) -> int:
         """The number of ranks that split a dimension; axes without a size count as 1."""
-        axes = {a for rule in self.splits if name in rule.dims for a in rule.over}
-        return prod(mesh.sizes.get(a) or 1 for a in axes) if mesh is not None else 1
+        return prod(mesh.sizes.get(a) or 1 for a in self.axes_of(name)) if mesh is not None else 1
 
     @property
     def whole(self) -> tuple[GatherRule, ...]:
@@ -153,6 +157,11 @@ class Strategy(Located):
         """The number of parts of a batch that take turns in each layer of a step of serving."""
         apart = [rule.batches for rule in self.all(PartRule) if rule.feed_forward]
         return max([1, *apart, 2 * self.one(MoeRule).two_batches])
+
+    @property
+    def turns(self) -> int:
+        """The number of parts of a batch that take turns: those of `in_turn` of each microbatch."""
+        return max(1, self.microbatches) * self.in_turn
 
     @property
     def pipeline(self) -> PipelineRule | None:

@@ -7,6 +7,7 @@ from stagec.ir.expr import evaluate, total
 from stagec.ir.module import Module
 from stagec.ir.traits import Recasts, Repeats
 from stagec.ir.types import TensorType, axis_size
+from stagec.ir_spec.ops.rope import RelativeBias
 from stagec.ir_spec.ops.selection import Slice
 from stagec.ir_spec.strategy.shard_padding import ShardPaddingRule
 from stagec.sharding.assumptions import Assumptions
@@ -42,14 +43,14 @@ class Sharder:
         return sharded
 
     def _read_in_part(self, param: Value) -> list[str]:
-        """The dimensions of which users of a parameter take a part, as of a table of positions, if
-        rows are sharded: a gather is then one of all of it, as FSDP2's."""
+        """The dimensions of which users of a parameter take a part, as of a table of positions or
+        of biases, if rows are sharded: a gather is then one of all of it, as FSDP2's."""
         if self._strategy.one(ShardPaddingRule).rule != "dim0":
             return []
         casts = [op.result for op, _ in param.uses if op.has(Recasts)]
         users = [op for value in (param, *casts) for op, _ in value.uses]
-        cuts = [op for op in users if isinstance(op.definition, Slice)]
-        return [str(param.tensor.dims[op.integer("dim")].size) for op in cuts]
+        cuts = [op for op in users if isinstance(op.definition, Slice | RelativeBias)]
+        return [str(param.tensor.dims[op.integer("dim", 0)].size) for op in cuts]
 
     def check(self) -> None:
         """Report parameters that are not sharded.

@@ -59,6 +59,7 @@ class _Programs:
         self.software = Software.of(module)
         self.samples: list[Node] = []
         self._inner: list[Inner] = []
+        self._sizes = OpNumbers({})
         self.numbers = self._numbered()
         self.size = sum(map(len, self.programs))
         self._graphs: dict[Hashable, StepGraph] = {}
@@ -114,7 +115,7 @@ class _Programs:
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
         """The samples for other values of symbols and axes."""
-        numbers = {inner: OpNumbers({**values, **dict(inner)}) for inner in set(self._inner)}
+        numbers = {i: self._sizes.at({**values, **dict(i)}) for i in set(self._inner)}
         each = zip(self.samples, self._inner, strict=True)
         return [numbers[inner].resized(node) for node, inner in each]
 

@@ -65,6 +65,79 @@ SPLIT = """stg.module @m {
   }
 }
 """
+#: Correct programs whose inputs and sizes a check has to choose with care.
+PACKED = """stg.module @m {
+  stg.symbols[B, D, F]
+  stg.strategy @s {
+    stg.kernels[eager = swiglu]
+  }
+  stg.func @f(%x: f32[B, D], %n/w_gate_up: f32[D, 2, F | param], %w_gate_up: f32[F, 2, D | param]) {
+    %u = stg.einsum["bd,dzf->bzf"](%x, %n/w_gate_up)
+    %m = stg.swiglu(%u)
+    %v = stg.einsum["bf,fzd->bzd"](%m, %w_gate_up)
+    %n = stg.swiglu(%v)
+    %l = stg.sum["bd->"](%n)
+    stg.return(%l)
+  }
+}
+"""
+PADDED = """stg.module @m {
+  stg.symbols[B = 12, D = 5]
+  stg.mesh @pod[dp = 3]
+  stg.strategy @s {
+    stg.split[B, over = dp]
+    stg.shard_params[over = dp, zero = 3]
+    stg.shard_padding[rule = dim0]
+  }
+  stg.func @f(%x: f32[B, D], %w: f32[D, 5 | param]) -> f32[] {
+    %y = stg.einsum["bd,de->be"](%x, %w)
+    %l = stg.sum["be->"](%y)
+    stg.return(%l)
+  }
+}
+"""
+ROWS_BEFORE_COLUMNS = """stg.module @m {
+  stg.symbols[A = 2, X = 2]
+  stg.mesh @pod[cp = 2, tp = 2]
+  stg.func @f(%x: f32[X@cp, X@tp]) -> f32[(X^2)@(cp, tp) | rep] {
+    %y = stg.reshape["hw->(hw)"](%x)
+    stg.return(%y)
+  }
+}
+"""
+FOUR_MICROBATCHES = """stg.module @m {
+  stg.symbols[B = 16, D = 2]
+  stg.mesh @pod[dp = 2]
+  stg.strategy @s {
+    stg.split[B, over = dp]
+    stg.microbatches[count = 4, split = B]
+  }
+  stg.func @f(%x: f32[B, D], %w: f32[D | param]) -> f32[] {
+    %y = stg.einsum["bd,d->b"](%x, %w)
+    %l = stg.sum["b->"](%y)
+    stg.return(%l)
+  }
+}
+"""
+BUFFERS_OF_STAGES = """stg.module @m {
+  stg.symbols[L = 2, B = 4, D = 2]
+  stg.mesh @pod[pp = 2]
+  stg.strategy @s {
+    stg.microbatches[count = 2, split = B]
+    stg.pipeline[over = pp, schedule = "1f1b"]
+    stg.stage_buffers[received = ahead]
+  }
+  stg.func @f(%x: f32[B, D], %w: f32[L, D, D | param]) -> f32[] {
+    %y = stg.repeat[count = L] (%h: f32[B, D] = %x, %w_i: f32[D, D] = %w) {
+      %z = stg.einsum["bd,de->be"](%h, %w_i)
+      stg.yield(%z)
+    }
+    %l = stg.sum["bd->"](%y)
+    stg.return(%l)
+  }
+}
+"""
+STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,partition"
 
 
 @pytest.fixture
@@ -142,3 +215,20 @@ def test_literal_sizes_that_do_not_become_small_are_refused(tmp_path: Path) -> N
         "big.stg:2:3: error: --check-numerics would compute a tensor of 10,000,000,0" in actual.err
     )
     assert "name the sizes" in actual.err
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        pytest.param(PACKED, "infer-shapes,expand-kernels", id="parameters cut from packed ones"),
+        pytest.param(PADDED, STEP, id="parameters padded to equal shards"),
+        pytest.param(
+            ROWS_BEFORE_COLUMNS, "infer-shapes,partition", id="columns split after all rows"
+        ),
+        pytest.param(FOUR_MICROBATCHES, STEP, id="more microbatches than tiny sizes have"),
+        pytest.param(BUFFERS_OF_STAGES, f"{STEP},stages", id="buffers that stages receive into"),
+    ],
+)
+def test_a_correct_program_has_no_finding(tmp_path: Path, text: str, passes: str) -> None:
+    ran = stagec("opt", write(tmp_path, text), "-p", passes, "--check-numerics")
+    assert (ran.code, ran.err) == (0, "")

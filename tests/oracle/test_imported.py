@@ -83,7 +83,7 @@ SQUARES = ("DiTTransformer2DModel", "SD3Transformer2DModel")
 #: Keys and values have one head: nothing to exchange.
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
-ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7")
+ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm")
 _DELTAS = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")
 _LINEAR = ("minimax", "minimax_text_01", "lfm2_vl", "lfm3", "bailing_hybrid", *_DELTAS)
 SCANNED = (*(n for n in SCANS if n not in ALONE), *_LINEAR)

@@ -46,6 +46,10 @@ JOBS = {
     "zb-h1": "--pp 2 --schedule zb-h1 --microbatches 4",
     "sp zb-h1": "--pp 2 --schedule zb-h1 --microbatches 4 --tp 2 --sp --dp 2 --zero 3 --fp8 e4m3",
     "zbv": "--pp 2 --schedule zbv --microbatches 8",
+    "copied units": "--dp 2 --zero 3 --shard-copies --shard-units ends --microbatches 2",
+    "beside the loss": "--dp 2 --zero 3 --shard-loss inside",
+    "copied in stages": "--pp 2 --microbatches 4 --dp 2 --zero 3 --shard-copies",
+    "receives ahead": "--pp 2 --schedule zbv --microbatches 4 --stage-receives ahead",
 }
 OVERLAPPED = {
     "dualpipe": "--pp 2 --schedule dualpipe --microbatches 8",
@@ -84,7 +88,8 @@ def replayed(nodes: list[TraceNode]) -> tuple[int, int]:
 def peaks(what: str) -> dict[str, tuple[int, int]]:
     """The planner's peak of each class, and what is there all the time."""
     actual = json.loads(stagec("memory", *job(what), "--json").out)
-    static = ("parameters", "gradients", "optimizer")
+    static = ["parameters", "gradients", "optimizer"]
+    static += ["communication"] * ("--stage-receives ahead" in what)  # buffers across steps
     return {
         c["name"]: (c["peak"], sum(c["categories"][s] for s in static)) for c in actual["classes"]
     }

@@ -25,7 +25,7 @@ from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
 from stagec.memory.arena import requests
 from stagec.memory.lifetimes import lifetimes
-from stagec.memory.liveness import classify, root
+from stagec.memory.liveness import Roots, classify
 from stagec.schedule.action import steps
 from stagec.schedule.attached import actions_of, regions_of, stages_of
 from tests.layer_kinds import ORDERS, STRATEGIES, kinds_job, order_of
@@ -88,7 +88,7 @@ class Replay:
     def static(self, value: Value) -> bool:
         """Whether a value is written to where it stays: itself, or as what it is handed on as.
         Of several microbatches, what is communicated is added up by somebody else."""
-        base, maker = root(value), value.producer
+        base, maker = Roots()(value), value.producer
         if base in self.sets.gradients or base in self.sets.static:
             return True
         if self.adds and maker is not None and "over" in maker.attrs:
@@ -137,8 +137,8 @@ class Replay:
             self.touch(self.refs[v], now)
         for r in op.results:
             slot = op.definition.reuses(op, r.index)
-            if root(r) in self.sums:
-                self.refs[r] = self.sums[root(r)]
+            if Roots()(r) in self.sums:
+                self.refs[r] = self.sums[Roots()(r)]
             elif self.static(r):
                 self.refs[r] = None
             elif slot is not None:

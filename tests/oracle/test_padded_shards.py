@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stagec.interp.data import filled
 from stagec.ir.expr import evaluate
-from stagec.ir.opdef import Array
 from tests.support import LLAMA, PLACE, STEP, inputs_of, run_numeric, tiny_module
 
 SIZES = {"B": 6, "L": 2}
@@ -40,7 +40,7 @@ def test_a_step_equals_that_on_one_device(rule: str, options: dict[str, Any]) ->
     assert any(padded[n].size > inputs[n].size for n in names)
     expected, actual = run_numeric(alone, inputs), run_numeric(module, padded)
     for x, y in zip(expected, actual, strict=True):
-        np.testing.assert_allclose(y, filled(x, list(y.shape)), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(y, filled(x, y.shape), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,4 @@ def test_dimensions_that_divide_together_only() -> None:
     padded = {name: filled(inputs[name], shape) for name, shape in shapes.items()}
     assert any(p.shape != inputs[n].shape and p.size == inputs[n].size for n, p in padded.items())
     for x, y in zip(run_numeric(alone, inputs), run_numeric(module, padded), strict=True):
-        np.testing.assert_allclose(y, filled(x, list(y.shape)), rtol=1e-10, atol=1e-10)
-
-
-def filled(x: Array, shape: list[int]) -> Array:
-    """Zeros of this shape that begin with x, some of whose dimensions are one there."""
-    if list(x.shape) == shape:
-        return x
-    at = next(i for i, n in enumerate(shape) if i >= x.ndim or x.shape[i] != n)
-    behind = x.shape[x.ndim - (len(shape) - 1 - at) :]
-    joined = x.reshape(*x.shape[:at], -1, *behind)
-    made = np.zeros(shape)
-    made[tuple(slice(n) for n in joined.shape)] = joined
-    return made
+        np.testing.assert_allclose(y, filled(x, y.shape), rtol=1e-10, atol=1e-10)

@@ -208,6 +208,14 @@ def rwkv(name: str, time: Callable[[Array, Params], Array], p: Params) -> float:
     return language_loss(x, p, nn.layer_norm)
 
 
+def xlstm(p: Params) -> float:
+    """xLSTM, whose logits are bounded by 30."""
+    layer = residual(lambda x, p: nn.xlstm(x, under(p, "xlstm")), feeds("swiglu"))
+    x = stack(p["embed"][p["tokens"]], p, {"layers": layer}, "layers " * 4)
+    logits = nn.rms(x, p["lm_head/norm/scale"]) @ p["lm_head/head"]
+    return loss(30 * np.tanh(logits / 30), p["labels"])
+
+
 def rwkv7(p: Params) -> float:
     def layer(x: Array, p: Params, first: Array | None) -> tuple[Array, Array]:
         n = normed(x, p, "time_norm")
@@ -245,6 +253,7 @@ MODELS: Mapping[str, tuple[dict[str, Any], Model]] = {
     "rwkv": ({}, partial(rwkv, "rwkv4_time", nn.rwkv4_time)),
     "rwkv6": ({}, partial(rwkv, "rwkv6_time", nn.rwkv6_time)),
     "rwkv7": ({}, rwkv7),
+    "xlstm": ({}, xlstm),
 }
 QUICK = ("llama", "deepseek_v3", "mamba2", "qwen3_next", "rwkv", "rwkv6", "rwkv7")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ from stagec.interp.pipeline import run_named
 from stagec.ir.opdef import Array
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
+from tests.configurations import small
 from tests.served import step_modules
 from tests.support import DEEPSEEK, LONG, MIXTRAL, crossed, stagec, tiny_options
 
@@ -60,6 +62,38 @@ def test_copies_compute_what_their_experts_do(model: str, case: tuple[int, dict[
         expected = logits_of(plain, past, inputs, copies)
         actual = logits_of(job, past, inputs, copies)
         np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"dp": 2, "ep": 2}])
+def test_experts_without_weights_have_no_copies(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Of 4 experts with weights 2 have copies, behind which 2 without weights are numbered: token 1
+    goes to experts 2 and 3, token 6 to copies of 0 and 1, token 11 to those without weights."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(small("longcat_flash", n_routed_experts=4)))
+    sizes = {"B": 4}
+    plain = JobOptions(str(config), sizes=sizes, capacity_factor=Fraction(6))
+    job = replace(plain, capacity_factor=Fraction(9), redundant_experts=2, **options)
+    for past in (1, 6, 11):
+        inputs: dict[str, Array] = {}
+        expected = logits_of(plain, past, inputs, 2)
+        actual = logits_of(job, past, inputs, 2)
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_copies_are_not_of_the_model(tmp_path: Path) -> None:
+    """Model FLOPs are those without copies; a rank has their weights."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "longcat_flash"}))
+    step = (str(config), "--serve", "decode", "--batch", "64", "--context", "100", "--ep", "8")
+    plain, copied = (
+        analysed(*step, "--tp", "8", *more) for more in ((), ("--redundant-experts", "8"))
+    )
+    assert plain["model_flops"] == copied["model_flops"]
+    rows = [{op["op"]: op["flops"] for op in each["serving"]["ops"]} for each in (plain, copied)]
+    assert rows[0] == rows[1]
+    expert = 28 * 3 * 6144 * 2048 * BYTES
+    more = copied["serving"]["weight_bytes"] - plain["serving"]["weight_bytes"]
+    assert 0 <= more - expert < 28 * 6144 * BYTES
 
 
 def analysed(*words: str) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from stagec.interp.pipeline import run_named
 from stagec.ir.expr import const, symbol
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array
-from stagec.ir.types import dim
 from tests.support import (
     LLAMA,
     PLACE,
     STEP,
     compiled,
     crossed,
+    dim,
     each_value,
     inputs_of,
     operations,

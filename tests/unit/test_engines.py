@@ -430,7 +430,7 @@ def test_experts_of_other_backends_take_as_long_as_in_tables(kernel: tuple[str, 
         assert seconds[""] < 0.8
 
 
-@pytest.mark.parametrize(("machine", "same"), [("h20", True), ("h200", False)])
+@pytest.mark.parametrize(("machine", "same"), [("mi300x", True), ("h20", False)])
 def test_a_machine_without_constants_of_triton_has_its_own(machine: str, same: bool) -> None:
     """In steps too, where grouped products of experts keep less of their speed than others."""
     device = load_machine(machine)
@@ -681,7 +681,7 @@ def test_scores_of_an_indexer_are_products_in_8_bits(
         Kernel(
             *("attention", "bf16", (1, 64, 1, new, past + new // 2 if past else new, 128, 1), 0),
             new * 64 * 256 + (new + past) * (128 + 4 * new),
-            op="index_scores",
+            form="indexer",
             causal=not past,
         )
         for new, past in ((4096, 0), (8192, 0), (8192, 8192), (8192, 32768))
@@ -691,6 +691,47 @@ def test_scores_of_an_indexer_are_products_in_8_bits(
     assert (kernel_seconds(device, kernels) > 3.4 * seconds).all()
 
 
+@pytest.mark.parametrize(
+    ("machine", "measured"),
+    [
+        ("b200", (420, 959, 1957, 4025)),
+        ("b300", (388, 924, 1903, 3897)),
+        ("h200", (481, 957, 1996, 3958)),
+    ],
+)
+def test_queries_that_select_rows_in_16_bits_fill_up_heads(
+    machine: str, measured: tuple[float, ...]
+) -> None:
+    """1,024 to 8,192 queries of 64 heads, in microseconds, as tables of aiconfigurator-core 0.12.0
+    have GLM-5. On Blackwell 64 heads take as long as 128, on Hopper half as long; fewer queries
+    than processors, as in decode, have the machine's own kernel."""
+    device = load_machine(machine)
+
+    def kernel(queries: int, heads: int, form: str = "selects") -> Kernel:
+        shape = (queries, heads, 1, 1, 2048, 576, 512)
+        moved = 2 * queries * (heads * 1088 + 576)
+        return Kernel("attention", "bf16", shape, 0, moved, form=form)
+
+    many = [kernel(n, 64) for n in (1024, 2048, 4096, 8192)]
+    seconds = kernel_seconds(device, many)
+    assert np.abs(seconds * 1e6 / np.array(measured) - 1).max() < 0.2
+    (more,) = kernel_seconds(device, [kernel(8192, 128)])
+    assert (more / seconds[-1] < 1.1) == (machine != "h200")
+    few, own = kernel_seconds(device, [kernel(64, 64), kernel(64, 64, "")])
+    assert few == own
+
+
+@pytest.mark.parametrize(("dtype", "mark"), [("bf16", "selects"), ("fp8", "")])
+def test_queries_that_select_are_marked_where_caches_have_16_bits(dtype: str, mark: str) -> None:
+    how: dict[str, Any] = {"kv_dtype": dtype, "step": "prefill=1x8192+0", "serve": "mixed"}
+    compiled = CompiledJob.of(JobOptions("deepseek-v3.2", stack="sglang", tp=8, **how))
+    samples = compiled.compiled.issued(compiled.values).samples
+    attends = {
+        n.kernel.form for n in samples if n.kernel is not None and n.kernel.op == "attention"
+    }
+    assert attends == {mark}
+
+
 def test_queries_behind_a_cache_score_the_keys_that_they_see() -> None:
     """The mean of a chunk, whose mask hides the others; few heads that select are filled up."""
     served: dict[str, Any] = {"stack": "sglang", "tp": 8}
@@ -698,6 +739,8 @@ def test_queries_behind_a_cache_score_the_keys_that_they_see() -> None:
     compiled = CompiledJob.of(JobOptions("deepseek-v3.2", **served, **shape))
     samples = compiled.compiled.issued(compiled.values).samples
     kernels = {n.kernel.op: n.kernel.extents for n in samples if n.kernel is not None}
+    marked = {n.kernel.op for n in samples if n.kernel is not None and n.kernel.form == "indexer"}
+    assert marked == {"index_scores"}
     assert kernels["index_scores"] == (2, 64, 1, 1024, 3585, 128, 1)
     assert kernels["attention"][:5] == (2048, 64, 1, 1, 2048)
     topk = next(n.kernel for n in samples if n.kernel is not None and n.kernel.op == "topk")

@@ -54,9 +54,11 @@ def problem(text: str) -> DiagnosticError:
         ("{}", "config.json has no key 'model_type'"),
         ('{"weight_map": {}}', "it looks like an index of weights"),
         ('{"do_sample": true}', "it looks like a configuration of generation"),
+        ('{"dim": 4096}', "it looks like the sizes of a release's own code, such as params.json"),
+        ('{"_class_name": "FluxPipeline"}', "is an index of a pipeline of diffusers"),
+        ('{"model_type": null}', "'model_type' is null, expected the type of a model"),
         ('{"model_type": 3}', "'model_type' is 3, expected a string"),
         ('{"model_type": ["llama"]}', "'model_type' is a list of 1, expected a string"),
-        ('{"model_type": null}', "the key 'model_type' is missing"),
         ('{"model_type": "qwen33"}', "unknown model type 'qwen33'"),
         (
             '{"model_type": "kimi_k3"}',
@@ -315,3 +317,13 @@ def test_a_mutated_configuration_is_read_or_refused(model_type: str, data: st.Da
         return
     assert actual
     assert all(d.remedy and isinstance(d.loc, FileLoc) for d in actual)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [("LlamaForCausalLM", "llama"), ("Qwen2MoeForCausalLM", "qwen2_moe"), ("T5Model", "t5")],
+)
+def test_a_model_type_that_is_missing_is_that_of_the_class(architecture: str, kind: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        import_model(Source("c.json", f'{{"architectures": ["{architecture}"]}}'), BUILT_IN)
+    assert f'add the key: "model_type": "{kind}"' in str(caught.value.diagnostics[0].remedy)

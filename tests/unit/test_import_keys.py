@@ -189,3 +189,44 @@ def test_a_file_of_adapters_without_the_name_of_its_model(base: object) -> None:
     with pytest.raises(DiagnosticError) as caught:
         imported({"base_model_name_or_path": base, "peft_type": "LORA"})
     assert caught.value.diagnostics[0].remedy == "give the config.json of a model"
+
+
+def test_a_base_stands_also_in_the_object_of_its_scaling() -> None:
+    """As version 5 of transformers writes it; the same text as with the key beside it."""
+    scaling, base = {"rope_type": "linear", "factor": 2.0}, {"rope_theta": 500}
+    config = {k: v for k, v in small("llama").items() if k != "rope_theta"}
+    beside = imported({**config, **base, "rope_scaling": scaling})
+    within = imported({**config, "rope_scaling": {**scaling, **base}})
+    assert within.text() == beside.text()
+    assert within.symbols["theta"].value == 500
+
+
+def test_two_names_of_a_size_have_one_value() -> None:
+    """Releases state old names beside new ones; which one a reader takes must not matter."""
+    config = small("qwen3_moe")
+    same = imported({**config, "num_local_experts": config["num_experts"]}).text()
+    assert same == imported(config).text()
+    with pytest.raises(DiagnosticError, match="'num_local_experts' is 8, but 'num_experts' is 4"):
+        imported({**config, "num_local_experts": 8})
+
+
+def test_a_size_of_the_language_model_is_that_of_the_whole() -> None:
+    config = small("qwen2_5_vl")
+    again = {"hidden_size": config["hidden_size"], "bos_token_id": 5}
+    imported({**config, "bos_token_id": 3, "text_config": again})
+    with pytest.raises(DiagnosticError, match=r"'text_config.hidden_size' is 8, but 'hidden_"):
+        imported({**config, "text_config": {"hidden_size": 8}})
+
+
+def test_heads_of_zamba2_share_the_width_that_it_expands_to() -> None:
+    config = small("zamba2")
+    with pytest.raises(DiagnosticError, match=r"'mamba_headdim' gives .* elements of all heads"):
+        imported({**config, "mamba_expand": 2 * config.get("mamba_expand", 2)})
+
+
+def test_adapters_of_a_release_are_declared() -> None:
+    """A step of texts has them, and does not use them: of each product rank * (in + out)."""
+    config = small("phi4mm")
+    text = imported({**config, "vision_lora": {"r": 2, "layer": "", "lora_alpha": 4}}).text()
+    assert "bf16[L, F, R_v | frozen]" in text
+    assert "speech_qkv" not in text

@@ -9,6 +9,7 @@ import pytest
 
 import stagec
 from stagec.answers.intervals import STEP, TPOT, TTFT, Interval, kind_of, stack_errors
+from stagec.answers.time.table import seconds_text
 from stagec.ir_spec.strategy.sustained import FAMILIES
 from stagec.machines import load_machine
 from stagec.models import library_text, stacks
@@ -87,7 +88,16 @@ def test_rows_have_them() -> None:
     """Rows of sweeps and searches have that of their own seconds, which `time` gives alone."""
     sizes = {"L": 1, "B": 2, "S": 64}
     about: dict[str, Any] = {"machine": "h100-sxm", "sizes": sizes, "stack": "nemo"}
-    rows = stagec.sweep("llama3-8b", {"tp": [1, 2]}, **about).rows()
+    swept = stagec.sweep("llama3-8b", {"tp": [1, 2]}, **about)
+    rows = swept.rows()
+    header, *lines = str(swept).splitlines()[2:]
+    assert "8 of 10 from" in header
+    for line, row in zip(lines[1:], rows, strict=False):
+        interval = row["time"]["interval"]
+        assert all(seconds_text(interval[n]) in line for n in ("low_seconds", "high_seconds"))
+    assert "8 of 10" not in str(
+        stagec.sweep("llama3-8b", {"tp": [1, 2]}, **about | {"stack": "ideal"})
+    )
     search: Any = stagec.search
     actual = search("llama3-8b", ranks=2, tp=2, zero=1, cp=1, **about)
     for row in (*(row["time"] for row in rows), actual.best[0].row):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -617,3 +618,49 @@ def test_queries_split_over_ranks_have_no_cliffs(name: str) -> None:
     seconds = kernel_seconds(load_machine(name), kernels)
     assert (seconds[1:] > seconds[:-1]).all()
     assert (seconds[1:] < 1.06 * seconds[:-1]).all()
+
+
+@pytest.mark.parametrize("name", ["a100-80g", "l40s", "mi300x", "h200", "b200"])
+def test_weights_of_4_bits_take_time_to_become_16(name: str) -> None:
+    """On every device with units for vectors, not less for more rows, and less than twice the time
+    of weights in 16 bits; on a TPU, which states none, no time."""
+    n, k = 8192, 8192
+    size = n * k / 2
+
+    def seconds(machine: str, rows: int, form: str) -> float:
+        moved = size + 2 * rows * (n + k)
+        return float(matmul_seconds(load_machine(machine), "bf16", 1, rows, n, k, moved, form=form))
+
+    rows = (1, 16, 64, 128)
+    expanded = [seconds(name, m, "expands") for m in rows]
+    assert expanded == sorted(expanded)
+    for m, own in zip(rows, expanded, strict=True):
+        wide = float(
+            matmul_seconds(load_machine(name), "bf16", 1, m, n, k, 2 * n * k + 2 * m * (n + k))
+        )
+        assert seconds(name, m, "") <= own < 2 * wide
+    assert seconds(name, rows[-1], "") < expanded[-1]
+    assert seconds("tpu-v5e", 16, "expands") == seconds("tpu-v5e", 16, "")
+
+
+@pytest.mark.parametrize("name", ["a100-80g", "l40s", "mi325x", "h200", "b200"])
+@pytest.mark.parametrize(("heads", "kv_heads", "qk", "v"), [(32, 1, 576, 512), (16, 2, 128, 128)])
+def test_a_few_queries_behind_cached_keys_take_no_more_than_one_by_one(
+    name: str, heads: int, kv_heads: int, qk: int, v: int
+) -> None:
+    """Verified drafts: more of them never take less, and K + 1 of them less than K + 1 steps; no
+    further one takes twice as long, as a second block may. Also where the kernel packs no heads of
+    prompts."""
+    machine, keys, batch = load_machine(name), 16384, 64
+    seconds = [
+        float(
+            attention_seconds(
+                *(machine, "bf16", batch, heads, kv_heads, queries, keys, qk, v),
+                2 * batch * (queries * heads + keys * kv_heads) * (qk + v),
+            )
+        )
+        for queries in range(1, 17)
+    ]
+    for queries, (before, after) in enumerate(pairwise(seconds), 2):
+        assert before * 0.999 <= after < 2 * before, queries
+        assert after < queries * seconds[0], queries

@@ -15,7 +15,7 @@ from stagec.ir.core import Operation, Region, Value
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
 from stagec.memory.lifetimes import lifetimes
-from stagec.memory.liveness import root
+from stagec.memory.liveness import Roots
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import GPT, LLAMA, STEP, compiled, examples, operations, tiny_module
 
@@ -178,12 +178,12 @@ def check_frees(module: Module) -> None:
     for region in regions(module.main.body):
         freed: set[Value] = set()
         for op in region.ops:
-            used = {root(v) for v in uses(op)}
+            used = {Roots()(v) for v in uses(op)}
             assert not used & freed, f"{op!r} uses what was freed"
             if op.name == "stg.free":
-                freed |= {root(v) for v in op.operands}
+                freed |= {Roots()(v) for v in op.operands}
             else:
-                assert not {root(r) for r in op.results} & freed
+                assert not {Roots()(r) for r in op.results} & freed
 
 
 def regions(region: Region) -> Iterator[Region]:

@@ -314,6 +314,12 @@ def test_changes_that_are_none(path: str, value: float | str, expected: str) -> 
         machines()["h100-sxm"].changed({path: value})
 
 
+@pytest.mark.parametrize("factor", ["x2", None, True, -1])
+def test_factors_that_are_not_positive_numbers(factor: Any) -> None:
+    with pytest.raises(DiagnosticError, match=r"'memory\.bandwidth' cannot be "):
+        machines()["h100-sxm"].scaled("memory.bandwidth", factor)
+
+
 @pytest.mark.parametrize(
     "text", ["[network]\nranks = 4", "[network.nvlink]\nranks = 4", "network = []", "network = [1]"]
 )

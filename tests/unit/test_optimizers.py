@@ -49,6 +49,13 @@ def test_bytes_of_state(flags: tuple[str, ...], expected: int) -> None:
     assert optimizer("--optimizer", *flags) == expected
 
 
+def test_gradient_of_a_head_that_forward_makes() -> None:
+    """It is an activation until backward, and a gradient until the step ends."""
+    moments, stock = memory("--loss", "linear")["moments"], memory()["moments"]
+    assert not moments["after_forward"]["by"].get("gradients")
+    assert moments["after_update"]["by"]["gradients"] == stock["after_update"]["by"]["gradients"]
+
+
 def test_adafactor_keeps_rows_and_columns() -> None:
     """Of q, k, v, o, gate, up and down of each layer, of embedding and head; vectors whole."""
     layer = (4096 + 4096) + 2 * (4096 + 1024) + (4096 + 4096) + 3 * (4096 + 14336)

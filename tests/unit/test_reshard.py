@@ -19,9 +19,9 @@ from stagec.interp.machine import Interpreter
 from stagec.ir.builder import Builder
 from stagec.ir.core import Value
 from stagec.ir.module import Module
-from stagec.ir.types import Dim, Partial, TensorType, dim
+from stagec.ir.types import Dim, Partial, TensorType
 from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
-from tests.support import EXHAUSTIVE, examples, parse
+from tests.support import EXHAUSTIVE, dim, examples, parse
 
 AXES = ("x", "y", "z")
 SIZE, RANK = 8, 3
@@ -309,4 +309,4 @@ def test_no_sequence_of_collectives_is_cheaper(mesh: Mapping[str, int]) -> None:
             if set(want.partial) <= set(have.partial) and have.used | want.used == set(axes):
                 steps = plans.plan(have.type, want.splits, want.partial)
                 assert bytes_and_calls(have, steps, mesh) == best[i][j], (have, want, steps)
-                assert plans.cost(have.type, want.splits, want.partial) == best[i][j][0]
+                assert plans.find(have.type, want.splits, want.partial).cost == best[i][j][0]

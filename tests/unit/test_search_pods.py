@@ -10,6 +10,13 @@ from typing import Any
 
 import pytest
 
+from stagec.jobs.request.flags import PartText
+from stagec.jobs.request.options import JobOptions
+from stagec.machines import machines
+from stagec.searches.cache import cached
+from stagec.searches.explore.layout import Layers
+from stagec.searches.explore.space import Space
+from stagec.searches.run import Question
 from tests.support import LONG, stagec
 
 MACHINE = ("--machine", "h100-sxm")
@@ -149,6 +156,29 @@ def test_answers_are_kept_by_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for layers in (2, 3):
         file.write_text(text.replace("L = 32", f"L = {layers}"))
         assert "cached" not in reported("search", *drafted, *MACHINE, "--jobs", "1")
+
+
+def test_answers_are_kept_by_the_texts_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A changed machine of a part, or a changed stack, is another question."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    machine, stack = tmp_path / "mine.toml", tmp_path / "mine.stg"
+    part = PartText("e", "encoder", f"dp=4,on-machine={machine}")
+    base = JobOptions("whisper-large-v3", part=(part,), stack=str(stack))
+    question = Question(base, {}, Layers(0, 0, 0), Space({}), machines()["h100-sxm"], 1, None)
+    given = {"cache": True, "neighbours": False, "levers": False, "sensitivity": False}
+
+    def is_kept() -> bool:
+        return "cached" in cached(given, [question], lambda: {"proven": True})
+
+    machine.write_text('base = "h100-sxm"')
+    stack.write_text("stg.stack @mine {}")
+    assert [is_kept(), is_kept()] == [False, True]
+    machine.write_text('base = "b200"')
+    assert [is_kept(), is_kept()] == [False, True]
+    stack.write_text("stg.stack @mine { stg.fusion[none] }")
+    assert [is_kept(), is_kept()] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -618,13 +618,14 @@ def test_a_job_that_states_autocast_has_it_with_split_parameters(tmp_path: Path)
         ran = stagec("memory", "llama3-8b", *words, "--stack", "torchtitan", "--print-strategy")
         return next(n.strip() for n in ran.out.splitlines() if "stg.autocast" in n)
 
-    assert line("--tp", "4").startswith("stg.autocast[on, sharded = left, split = left]")
-    assert line("--tp", "4", "--autocast").startswith("stg.autocast[on, sharded = left]")
+    alone = "stg.autocast[on, sharded = left, split = left, experts = cast]"
+    assert line("--tp", "4").startswith(alone)
+    assert line("--tp", "4", "--autocast").startswith(alone.replace(" split = left,", ""))
     given = ("--tp", "4", "--autocast-attention", "cast")
     assert "split = left" in line(*given)
     text = tmp_path / "s.stg"
     text.write_text("stg.strategy @s {\n  stg.autocast[on]\n}\n", encoding="utf-8")
-    assert line(str(text)).startswith("stg.autocast[on, sharded = left]")
+    assert line(str(text)).startswith("stg.autocast[on, sharded = left, experts = cast]")
 
 
 def test_experts_in_nested_repeats_are_planned(tmp_path: Path) -> None:
@@ -655,3 +656,29 @@ def test_copies_of_parameters_that_stay_are_there_when_a_block_runs_again() -> N
     assert again, ran.err[:200]
     assert not any("once" in line for line in again)
     assert any("kept" in line for line in again)
+
+
+ENGINES = ("vllm", "sglang", "trtllm")
+TRAINERS = ("torchtitan", "huggingface", "megatron-core", "nemo", "deepspeed", "nanotron")
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_trainer_that_serves_and_an_engine_that_trains_are_warned_about(name: str) -> None:
+    """Over batches and over time; each where it belongs has no such warning."""
+    served = "--prompt", "64", "--output-tokens", "8", "--machine", "h100-sxm", "--stack"
+    for load in (("--batches", "1"), ("--concurrency", "1", "--count", "2")):
+        text = stagec("serve", "llama3.2-1b", *load, *served, name).err
+        assert text.count("is that of a trainer") == 1, load
+    assert "is that of" not in stagec("analyze", "llama3.2-1b", "--stack", name).err
+
+
+def test_an_engine_is_that_of_servers(tmp_path: Path) -> None:
+    for name in ENGINES:
+        served = stagec("analyze", "llama3.2-1b", "--serve", "decode", "--stack", name).err
+        assert "is that of" not in served
+        trained = stagec("analyze", "llama3.2-1b", "--stack", name).err
+        assert trained.count("is that of an engine") == 1
+    mine = tmp_path / "mine.stg"
+    mine.write_text('stg.stack @mine[version = "1"] { stg.hosts[graphs] }\n')
+    for step in ((), ("--serve", "decode")):
+        assert "is that of" not in stagec("analyze", "llama3.2-1b", *step, "--stack", mine).err

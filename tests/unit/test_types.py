@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from stagec.ir.expr import symbol
-from stagec.ir.types import AxisUse, Dim, Load, Partial, TensorType, dim
+from stagec.ir.types import AxisUse, Dim, Load, Partial, TensorType
+from tests.support import dim
 
 B, F = symbol("B"), symbol("F")
 

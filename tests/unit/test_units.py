@@ -21,13 +21,13 @@ from stagec.ir.expr import evaluate
 from stagec.ir.factor_sizes import factor_sizes
 from stagec.ir.module import Module
 from stagec.ir.rule import Rule
-from stagec.ir.types import AxisUse, Partial, TensorType, dim
+from stagec.ir.types import AxisUse, Partial, TensorType
 from stagec.ir_spec.ops.comm import Collective, ring_rounds
 from stagec.sharding.plans import plans as all_plans
 from stagec.sharding.reshard import Axes, Resharding
 from stagec.sharding.reshard_cost import Offer, ShardedOp
 from stagec.support.diagnostics import DiagnosticError
-from tests.support import EXHAUSTIVE, compiled, parse
+from tests.support import EXHAUSTIVE, compiled, dim, parse
 
 PLACE = "infer-shapes,propagate-sharding,insert-collectives"
 MESH = {"x": 2, "y": 4}
@@ -115,7 +115,7 @@ PLANS = Resharding(MESH, lambda axes, d: True)
 @cache
 def move(have: TensorType, splits: Splits) -> Fraction:
     """Bytes that a rank sends."""
-    share = PLANS.cost(have, splits)
+    share = PLANS.find(have, splits).cost
     return share * prod(evaluate(d.size, {}) for d in have.dims) * 4
 
 

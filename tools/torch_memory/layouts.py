@@ -134,7 +134,7 @@ def _ddp_axes(run: TorchRun) -> dict[str, int]:
 
 def _ddp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -> nn.Module:
     default = 100 if run.flag("stack", "huggingface") == "torchtitan" else 25
-    views = run.flag("grads", "freed") == "persistent"
+    views = run.flag("ddp_views", False)
     capacity = run.flag("ddp_bucket", default * _MiB) / _MiB
     net = DistributedDataParallel(
         model, bucket_cap_mb=capacity, gradient_as_bucket_view=views, init_sync=False
@@ -144,8 +144,7 @@ def _ddp(model: nn.Module, run: TorchRun, mesh: DeviceMesh | None, mark: Mark) -
         """As without a hook, in place; the reducer cannot take what a fake group returns."""
         future = torch.futures.Future[torch.Tensor]()
         future.set_result(bucket.buffer())
-        if not views:
-            mark(bucket.buffer(), "buffers")
+        mark(bucket.buffer(), "gradients" if views else "buffers")
         return future
 
     reduced.__annotations__.clear()  # the reducer compares texts with types

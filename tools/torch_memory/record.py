@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -342,13 +343,15 @@ def _step(
     for count in range(microbatches, 0, -1):
         if microbatches > 1 and not titan and isinstance(net, FSDPModule):
             net.set_requires_gradient_sync(count == 1)  # `no_sync` of accelerate
+        waits = isinstance(net, DistributedDataParallel) and count > 1
         tracker.phase = "forward"
         tokens, labels = (each.chunk(microbatches)[-count] for each in inputs)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = outside_loss(net(tokens), labels) if titan else net(tokens, labels)
-        tracker.forward_ended()
-        tracker.phase = "backward"
-        loss.backward()
+        with net.no_sync() if waits else contextlib.nullcontext():
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = outside_loss(net(tokens), labels) if titan else net(tokens, labels)
+            tracker.forward_ended()
+            tracker.phase = "backward"
+            loss.backward()
         del loss
     tracker.phase = "update"
     optimizer.step()

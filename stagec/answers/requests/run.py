@@ -290,7 +290,7 @@ def _pool(
             remedy=f"raise --max-tokens to {sequences} or more, or lower --max-batch",
         )
     room, blocks, fixed = None, given["cache_blocks"], 0
-    halves = strategy.in_turn * max(1, strategy.microbatches)
+    halves = strategy.turns
     if blocks is None:
         largest = largest_step(requests, -(-tokens // halves), -(-sequences // halves))
         room = models.room(timer.machine, largest, block, given.get("limit"))

@@ -230,6 +230,9 @@ def answer_of(
     limit: Limit | None = None,
 ) -> SweepAnswer:
     """The answer with the selected rows, or with all rows if the selection is empty."""
+    from stagec.answers.sweep.table import of_rows
+
+    columns = of_rows(columns, rows)
     front, key = selection.front, selection.key
     shown = (front(rows) if front is not None else []) or rows
     ordered = sorted(shown, key=key) if key is not None else shown

@@ -121,10 +121,29 @@ def _share(value: float) -> str:
     return f"{value:.1%}"
 
 
+def _bound(name: str, title: str, figure: str, long: str) -> SweepColumn:
+    """A column of a bound of the interval of a step; a dash without measurements of its stack."""
+
+    def value(row: SweepRow) -> float | None:
+        interval: Mapping[str, float] = row["time"].get("interval") or {}
+        return interval.get(figure)
+
+    def text(value: float | None) -> str:
+        return "-" if value is None else seconds_text(value)
+
+    return SweepColumn(name, title, value, text, long=long)
+
+
+#: The columns of a sweep with a stack: the seconds between which 8 of 10 measurements lie.
+INTERVAL = (
+    _bound("low", "8 of 10 from", "low_seconds", "least step of 8 of 10"),
+    _bound("high", "to", "high_seconds", "most step of 8 of 10"),
+)
 #: The columns of `time`.
 TIME = (
     _RANKS,
     _timed("time", "step", "step_seconds", seconds_text, aliases=("step",), long="step time"),
+    *INTERVAL,
     _timed(
         *("tokens", "tokens/s", "tokens_per_second", "{:,.0f}".format),
         more=True,
@@ -142,6 +161,13 @@ TIME = (
     _timed("bubble", "bubble", "bubble_share", _share, long="share of the pipeline bubble"),
     _timed(*("exposed", "exposed", "exposed_share", _share), long="share of exposed communication"),
 )
+
+
+def of_rows(columns: Sequence[SweepColumn], rows: Sequence[SweepRow]) -> Sequence[SweepColumn]:
+    """The columns without those of intervals, if no row has one: the ideal stack."""
+    if any("interval" in row.get("time", {}) for row in rows):
+        return columns
+    return [column for column in columns if column not in INTERVAL]
 
 
 def column_named(name: str) -> SweepColumn:
@@ -219,7 +245,8 @@ def _flat(row: SweepRow) -> dict[str, object]:
     cells |= {name: row[name] for name in _NUMBERS}
     cells |= {_column(name, "bytes"): size for name, size in row["memory"].items()}
     time = dict(row.get("time", {}))
-    parts = time.pop("breakdown", {})
+    parts, interval = time.pop("breakdown", {}), time.pop("interval", None) or {}
+    cells |= {f"interval_{name}": value for name, value in interval.items()}
     cells |= {name: value for name, value in time.items() if name not in cells}
     cells |= {_column(part, "seconds"): seconds for part, seconds in parts.items()}
     cells |= {"room_bytes": row["fit"]["room"]} if "fit" in row else {}

@@ -9,6 +9,7 @@ from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.jobs.request.configurations import import_configuration
+from stagec.jobs.request.option import PLUGIN
 from stagec.jobs.request.result import OUTPUT
 from stagec.pipeline.manager import PassManager
 from stagec.pipeline.plugins import load_plugins
@@ -40,7 +41,7 @@ from stagec.text.printer import print_module
     is_flag=True,
     help="Write the whole model, with blocks in place of their calls.",
 )
-@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@takes(PLUGIN)
 def command(
     config: str,
     output: Path | None,

@@ -16,6 +16,7 @@ from stagec.formats.base import Format
 from stagec.formats.registry import formats_of
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import machine_options
+from stagec.jobs.request.option import PLUGIN
 from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     help="Formats of the files (default: that of the archive). Formats other than Chakra's "
     "are made from its records: operations, bytes, partners and order.",
 )
-@takes(*machine_options("The machine that a format such as astra-sim describes."))
-@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@takes(*machine_options("The machine that a format such as astra-sim describes."), PLUGIN)
 def command(archive: Path, output: Path, **given: Any) -> int:
     """Write the traces of ranks from an archive of stagec compile --archive.
 

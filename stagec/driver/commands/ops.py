@@ -13,6 +13,7 @@ from stagec.driver.shell.show import LISTING, Listing, show_list
 from stagec.ir.opdef import OpDef
 from stagec.ir.param import Arity, Param
 from stagec.ir_spec.strategy.statement import Statement
+from stagec.jobs.request.option import PLUGIN
 from stagec.output.report import Report
 from stagec.pipeline.plugins import load_plugins
 from stagec.support.diagnostics import error
@@ -22,8 +23,7 @@ _HINT = "'stagec ops NAME' describes one, with its parameters and an example."
 
 @click.command("ops")
 @click.argument("name", required=False, shell_complete=completion.COMPLETERS["ops"])
-@takes(*LISTING)
-@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@takes(*LISTING, PLUGIN)
 def command(name: str | None, plugin: tuple[Path, ...], **given: Any) -> None:
     """List the ops, or describe the op NAME."""
     registry = load_plugins(plugin).registry

@@ -16,12 +16,12 @@ from pathlib import Path
 import click
 
 from stagec.driver.shell import completion
-from stagec.driver.shell.click_options import click_option
+from stagec.driver.shell.click_options import click_option, takes
 from stagec.driver.shell.session import the_session
 from stagec.driver.shell.show import write_output
 from stagec.ir.module import Module
 from stagec.jobs.instruments import instruments
-from stagec.jobs.request.option import CommandOption
+from stagec.jobs.request.option import PLUGIN, CommandOption
 from stagec.jobs.request.result import PAGE, ResultFile
 from stagec.pipeline.instrument import reproducer_pipeline
 from stagec.pipeline.manager import PassManager
@@ -97,7 +97,7 @@ _OUTPUT = CommandOption(
 @click.option(
     "--run-reproducer", is_flag=True, help="Run the passes that line 1 of the file names."
 )
-@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@takes(PLUGIN)
 @click.option("--check-numerics", is_flag=True, help="Compare numbers before and after each pass.")
 @click.option("--allow-unregistered", is_flag=True, help="Accept ops without a definition.")
 @click_option(CommandOption("html", PAGE, "Write a page of the module: search, folded regions."))

@@ -11,6 +11,7 @@ import click
 from stagec.driver.shell import completion
 from stagec.driver.shell.click_options import takes
 from stagec.driver.shell.show import LISTING, show_list
+from stagec.jobs.request.option import PLUGIN
 from stagec.output.report import Report
 from stagec.pipeline.passes import Pass, option_text, options_of
 from stagec.pipeline.plugins import Loaded, load_plugins
@@ -24,8 +25,7 @@ _HINT = "'stagec passes NAME' describes one, with its options and an example."
 @click.command("passes")
 @click.argument("name", required=False, shell_complete=completion.COMPLETERS["passes"])
 @click.option("--help-pass", hidden=True, help="The same as NAME, for older scripts.")
-@takes(*LISTING)
-@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@takes(*LISTING, PLUGIN)
 def command(
     name: str | None, help_pass: str | None, plugin: tuple[Path, ...], **given: Any
 ) -> None:

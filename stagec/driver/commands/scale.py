@@ -18,7 +18,7 @@ from stagec.ir.opdef import Registry
 from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.jobs.request.emission import EMISSION
 from stagec.jobs.request.machine import machine_options
-from stagec.jobs.request.option import CommandOption, SizesType
+from stagec.jobs.request.option import PLUGIN, CommandOption, SizesType
 from stagec.jobs.written import formats_asked, log_written, write_formats
 from stagec.pipeline.plugins import load_plugins
 from stagec.schedule.attached import schedule_of
@@ -66,8 +66,7 @@ if TYPE_CHECKING:
     "-o", "--output", type=Path, metavar="DIR", required=True, help="The folder to write."
 )
 @click.option("--format", default="chakra", metavar="NAME[,NAME]", help="Formats of the files.")
-@takes(*machine_options("The machine that a format describes."), *EMISSION)
-@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@takes(*machine_options("The machine that a format describes."), *EMISSION, PLUGIN)
 def command(traces: Path, output: Path, **given: Any) -> int:
     """Extend the traces of a job to more ranks along axes that replicate, such as data parallelism,
     and to more microbatches.

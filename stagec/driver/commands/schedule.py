@@ -11,7 +11,7 @@ import click
 from stagec.driver.shell import completion
 from stagec.driver.shell.click_options import takes, type_of
 from stagec.driver.shell.show import LISTING, Listing, show_list, write_output
-from stagec.jobs.request.option import CommandOption, Kind
+from stagec.jobs.request.option import PLUGIN, CommandOption, Kind
 from stagec.jobs.request.result import FILE_OR_STDOUT
 from stagec.output.report import Report
 from stagec.schedule.attached import schedules_of
@@ -88,8 +88,7 @@ _SVG = CommandOption(
 @click.option(
     "--transfer", type=type_of(Time()), default="0", help="Time from one rank to another."
 )
-@takes(_SVG, *LISTING)
-@click.option("--plugin", multiple=True, type=Path, metavar="FILE", help="Load a plug-in file.")
+@takes(_SVG, *LISTING, PLUGIN)
 def command(
     name: str | None,
     stages: int | None,

@@ -171,7 +171,9 @@ class DecoderModel:
 
     def late_windows(self, mixer: Attention) -> list[Named]:
         """The mixers of Qwen: with `use_sliding_window`, layers from `max_window_layers` have a
-        window."""
+        window. What `dual_chunk_attention_config` changes beyond a chunk is left out."""
+        if self.config.drop("dual_chunk_attention_config"):
+            self.text.notes.append("Left out: dual chunk attention, which only vLLM has.")
         window = self.window(4096)
         first = self.config.count("max_window_layers", default=28)
         if not self.flag("use_sliding_window"):

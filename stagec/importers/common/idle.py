@@ -5,6 +5,8 @@ declared and frozen, without computations.
 symbols that end in `_v`; parameters of its layers have the number of layers as first dimension.
 """
 
+from collections.abc import Mapping, Sequence
+
 from stagec.importers.common.sizes import read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.text import Body, ModelText
@@ -61,6 +63,33 @@ class Idle:
         return f"stg.call @{self.text.function(name, '', self.body)}()"
 
 
+#: Towers that releases state by name only, with the sizes of their configurations.
+NAMED: Mapping[str, Mapping[str, int]] = {
+    "openai/clip-vit-large-patch14": {"D_v": 1024, "F_v": 4096, "L_v": 24, "P_v": 14, "N_v": 256},
+    "openai/clip-vit-large-patch14-336": {
+        "D_v": 1024,
+        "F_v": 4096,
+        "L_v": 24,
+        "P_v": 14,
+        "N_v": 576,
+    },
+    "google/siglip-so400m-patch14-384": {
+        "D_v": 1152,
+        "F_v": 4304,
+        "L_v": 27,
+        "P_v": 14,
+        "N_v": 729,
+    },
+}
+
+
+def declare_named(text: ModelText, name: str) -> None:
+    """Declare the sizes of a tower of this name."""
+    for symbol, value in NAMED[name].items():
+        text.symbol(symbol, value, f"of {name}")
+    text.symbol("C", 3, "channels of an image")
+
+
 def tower_of(config: Config) -> Config:
     """The configuration of the tower. Raises `DiagnosticError` if it is missing."""
     vision = config.section("vision_config")
@@ -107,18 +136,28 @@ def image_tokens(config: Config, text: ModelText, image: int) -> None:
     text.symbol("N_v", side * side, "(image_size / patch_size)^2")
 
 
-def siglip(vision: Config, text: ModelText) -> Idle:
+def siglip(
+    vision: Config, text: ModelText, usual: Sequence[int] = (768, 3072, 12, 16, 224)
+) -> Idle:
     """Declare the tower of SigLIP (arXiv 2303.15343) or SigLIP 2 (2502.14786), which states the
-    number of patches, with its pooling head if `vision_use_head` is set."""
-    read_idle(vision, text, width=768, inner=3072, layers=12, patch=16)
+    number of patches, with its pooling head if `vision_use_head` is set. `usual` are the defaults
+    of the width, the inner width, the layers, and the sides of a patch and of an image."""
+    width, inner, layers, patch, image = usual
+    read_idle(vision, text, width=width, inner=inner, layers=layers, patch=patch)
     if vision.text("model_type", default="").startswith("siglip2"):
         read_size(vision, text, "N_v", "num_patches", default=256)
         vision.skip("image_size")
     else:
-        image_tokens(vision, text, 224)
+        image_tokens(vision, text, image)
     headed = vision.flag("vision_use_head", default=False)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
     vision.skip("max_image_size", "vocab_size")
+    vision.finish()
+    return as_siglip(text, headed=headed)
+
+
+def as_siglip(text: ModelText, *, headed: bool) -> Idle:
+    """A tower with learned positions and a norm after its layers, maybe with a pooling head."""
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v", "D_v")
     idle.param("positions", "N_v, D_v")
@@ -130,11 +169,10 @@ def siglip(vision: Config, text: ModelText) -> Idle:
         idle.norm("head_norm", "D_v")
         idle.matrix("head_up", "D_v, F_v", "F_v")
         idle.matrix("head_down", "F_v, D_v", "D_v")
-    vision.finish()
     return idle
 
 
-def _as_clip(text: ModelText) -> Idle:
+def as_clip(text: ModelText) -> Idle:
     """A tower with a class token, learned positions, and a norm before and after its layers."""
     idle = Idle(text)
     idle.matrix("patch", "C, P_v, P_v, D_v")
@@ -151,7 +189,7 @@ def clip(vision: Config, text: ModelText) -> Idle:
     read_idle(vision, text, width=768, inner=3072, layers=12, patch=32)
     image_tokens(vision, text, 224)
     vision.skip("projection_dim", "vocab_size")
-    idle = _as_clip(text)
+    idle = as_clip(text)
     vision.finish()
     return idle
 
@@ -185,7 +223,7 @@ def llama4_tower(config: Config, text: ModelText) -> ModelText:
         raise vision.refuse("pixel_shuffle_ratio", "does not give the width in 'intermediate_size'")
     vision.skip("rope_theta", "vision_feature_layer", "vision_feature_select_strategy")
     vision.skip("multi_modal_projector_bias", "projector_dropout", "rope_parameters")
-    idle = _as_clip(text)
+    idle = as_clip(text)
     idle.matrix("adapter_in", "F_v, U_v")
     idle.matrix("adapter_out", "U_v, O_v")
     idle.matrix("projector", "O_v, D")

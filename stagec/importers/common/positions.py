@@ -28,17 +28,24 @@ _LONGEST = "max_position_embeddings"
 def read_rope(
     config: Config, text: ModelText, *, base: int = 10000, partial: Fraction = Fraction(1)
 ) -> Rope:
-    """Rotary positions by Llama's keys, or by the object `rope_parameters` that replaces them;
-    declares their base, and R, the rotated elements of a head, if these are not all."""
+    """Rotary positions by Llama's keys, or by the object `rope_parameters` that replaces them, or
+    `rope_scaling` with the same keys; declares their base, and R, the rotated elements of a head,
+    if these are not all."""
     parameters = config.section("rope_parameters")
-    inner = parameters if parameters is not None and parameters.has("rope_theta") else config
+    inner = _stating("rope_theta", config) or config
     keys = ("rope_theta", "rotary_emb_base")
     theta = inner.ratio(*keys, default=config.ratio(*keys, default=base))
     if theta.denominator != 1 or not 0 < theta < 1 << 60:
         raise inner.wrong("rope_theta", "a positive whole number")
     text.symbol("theta", int(theta), "rope_theta")
-    part = read_part(config, text, parameters, partial)
+    part = read_part(config, text, _stating("partial_rotary_factor", config), partial)
     return Rope(part="R" if part else None, scaling=_read_scalings(config, text, parameters))
+
+
+def _stating(key: str, config: Config) -> Config | None:
+    """The object for rotary positions that states a key."""
+    objects = [config.section(name) for name in ("rope_parameters", "rope_scaling")]
+    return next((o for o in objects if o is not None and o.has(key)), None)
 
 
 def read_bases(
@@ -256,7 +263,8 @@ def _factor(scaling: Config) -> Fraction:
 
 def _original(scaling: Config, config: Config) -> int:
     key = "original_max_position_embeddings"
-    return scaling.size(key, default=config.size(key, _LONGEST, default=8192))
+    longest = config.size(_LONGEST, default=8192)
+    return scaling.size(key, default=config.size(key, default=longest))
 
 
 def _changed(name: str, value: Fraction, usual: int) -> list[str]:

@@ -16,7 +16,9 @@ _LENGTHS = (
 def begin(config: Config, length: int) -> tuple[ModelText, int]:
     """The text of a family, with the symbols of the batch and the sequence, and the largest number
     of tokens: `length` if the configuration does not state it."""
-    longest = config.size(*_LENGTHS, default=length, most=1 << 30)
+    stated = next(filter(config.has, _LENGTHS), _LENGTHS[0])
+    longest = config.size(stated, default=length, most=1 << 30)
+    config.skip(*_LENGTHS)  # others may state the length of training
     name = config.text("model_type")
     source = PurePath(config.file).name
     heading = f"{config.family}: a training step, forward. Written by stagec import from {source};"

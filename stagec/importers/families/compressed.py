@@ -11,7 +11,7 @@ from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Experts
-from stagec.importers.writing.stack import Decoder, arguments, write_stack
+from stagec.importers.writing.stack import Decoder, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 #: Kinds of layers by the names of transformers, and by the tokens of a row.
@@ -56,8 +56,7 @@ def write_streams(
     x = body.call("streams", text.use("streams", "N", function="streams_of"), x)
     x = write_stack(text, body, x, kinds, order)
     y = body.call("sum", text.use("streams", "D N", function="sum_streams"), x)
-    decoder.write_head(text, body, y, table)
-    return text.train(arguments(text), body)
+    return decoder.end(text, body, y, table)
 
 
 @reads(

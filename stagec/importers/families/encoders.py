@@ -214,9 +214,10 @@ def predict_words(
     width: str = "D",
     norm: Norm = LAYER,
     bias: bool = True,
+    wide: bool = False,
 ) -> None:
     """Append the head of masked tokens on `y`, and return its loss."""
-    body.do(f"stg.return({word_loss(text, body, y, act, 'loss', width, norm, bias)})")
+    body.do(f"stg.return({word_loss(text, body, y, act, 'loss', width, norm, bias, wide)})")
 
 
 def word_loss(
@@ -228,11 +229,13 @@ def word_loss(
     width: str = "D",
     norm: Norm = LAYER,
     bias: bool = True,
+    wide: bool = False,
 ) -> str:
     """Append the head of masked tokens on `y`: a product to the width of the table, with a `bias`,
-    an activation and a norm; the table `%embed`, and the loss of all positions."""
+    an activation and a norm; the table `%embed`, and the loss of all positions. Model code computes
+    it in the type of the logits unless it is `wide`."""
     given = [f"J = {width}", *activation_options(act), *["bias = no"] * (not bias)]
-    given += ["norm_bias = no"] * (norm.affine == "scale")
+    given += ["norm_bias = no"] * (norm.affine == "scale") + ["loss = no"] * wide
     head = text.use("word_heads", "D V S", *given, function="masked_words")
     return body.call(name, head, y, "%embed", "%labels")
 

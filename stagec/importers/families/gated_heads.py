@@ -177,6 +177,6 @@ def _check_step(config: Config) -> None:
     config.fixed(use_mfa=False, att_impl_type="GQA", use_rope_layers=[], mlp_bias=False)
     config.fixed(use_bidirectional_attention=False, moe_every_n_layer=1, moe_layer_offset=0)
     config.fixed(scoring_func="sigmoid", n_shared_experts=1)
-    config.skip("need_fp32_gate", "mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers")
+    config.skip("need_fp32_gate")
     config.skip("first_k_dense_replace", "projector_bias", "image_token_len", "im_end_token")
     config.skip("swiglu_limits", "swiglu_limits_shared")

@@ -17,7 +17,7 @@ from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import Rope, activation_options
-from stagec.importers.writing.stack import Decoder, arguments, root, write_stack
+from stagec.importers.writing.stack import Decoder, root, write_stack
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
@@ -78,8 +78,7 @@ def read_gemma3n(config: Config) -> ModelText:
     x = body.let("streams", f"stg.call @gemma3n_streams({x})")
     y = write_layers(text, body, x, layers, order, shared)
     y = body.let("mean", f"stg.call @gemma3n_mean({y})")
-    decoder.write_head(text, body, y, table)
-    return text.train(arguments(text), body)
+    return decoder.end(text, body, y, table)
 
 
 @reads(
@@ -200,8 +199,7 @@ def read_gemma4(config: Config) -> ModelText:
             "num_kv_shared_layers", "needs a layer of each kind before the layers that share"
         )
     x = write_layers(text, body, x, layers, named, shared, wide=wide)
-    decoder.write_head(text, body, x, table)
-    return text.train(arguments(text), body)
+    return decoder.end(text, body, x, table)
 
 
 def write_layers(

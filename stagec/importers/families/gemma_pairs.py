@@ -88,9 +88,7 @@ def _read_side(config: Config, text: ModelText, name: str, more: str) -> _Side:
     symbols: dict[str, str] = {}
     for symbol, (key, default) in _SIZES.items():
         value = config.size(key, default=default)
-        known = text.symbols.get(symbol)
-        own = symbol if known is None or known.value == value else f"{symbol}{more}"
-        symbols[symbol] = text.symbol(own, value, f"{key} of the {name}")
+        symbols[symbol] = _own(text, symbol, value, more, f"{key} of the {name}")
     config.divides(
         "num_key_value_heads", text.value(symbols["G"]), text.value(symbols["H"]), "heads"
     )
@@ -99,28 +97,28 @@ def _read_side(config: Config, text: ModelText, name: str, more: str) -> _Side:
     config.fixed(attention_bias=False)
     config.skip("cross_attention_hidden_size", "tie_word_embeddings", "is_decoder")
     config.skip("sliding_window_size")
-    theta = _same(text, "theta", config.size("rope_theta", default=10000, most=1 << 60), more)
+    base = config.size("rope_theta", default=10000, most=1 << 60)
+    theta = _own(text, "theta", base, more, "rope_theta")
     window = config.count("sliding_window", default=4096, most=1 << 30)
     names = {"full_attention": "global", "sliding_attention": "local"}
     kinds = [*config.kinds("layer_types", names=names, length=count)]
     kinds = kinds or ["global" if i % 2 else "local" for i in range(count)]
     if window >= longest or "local" not in kinds:
         kinds = [""] * count
-    own = _same(text, "W", window, more) if "local" in kinds else ""
-    scalar, cap = (
-        config.positive("query_pre_attn_scalar", default=256),
-        read_softcap(config, "attn", 50),
-    )
+    own = _own(text, "W", window, more, "sliding_window") if "local" in kinds else ""
+    scalar = config.positive("query_pre_attn_scalar", default=256)
+    cap = read_softcap(config, "attn", 50)
     scores = [f"rsqrt = {scalar}"] if scalar != text.value(symbols["K"]) else []
     scores += [f"softcap = {cap}"] if cap else []
     causal = "causal" if name == "decoder" else ""
     return _Side(name, config, symbols, kinds, Rope(theta), causal, ", ".join(scores), own)
 
 
-def _same(text: ModelText, symbol: str, value: int, more: str) -> str:
+def _own(text: ModelText, symbol: str, value: int, more: str, about: str) -> str:
+    """Declare a size of a side, with the suffix `more` if the other side has another one."""
     known = text.symbols.get(symbol)
     own = symbol if known is None or known.value == value else f"{symbol}{more}"
-    return text.symbol(own, value, {"theta": "rope_theta", "W": "sliding_window"}[symbol])
+    return text.symbol(own, value, about)
 
 
 @reads("T5Gemma", "t5gemma", features="encoder and decoder of Gemma 2")

@@ -47,7 +47,6 @@ def _with_images(config: Config, *, windows: bool) -> ModelText:
     words = body.let("words", f"stg.embedding({table}, %tokens)")
     x = body.let("x", f"stg.merge_rows({words}, {image}, %merged)")
     y = write_stack(text, body, x, {"layers": layer}, ["layers"] * model.count)
-    Decoder(tied=model.tied()).write_head(text, body, y, table)
     vision.finish()
     order = ", in the order of windows" if windows else ""
     text.notes += [
@@ -56,12 +55,12 @@ def _with_images(config: Config, *, windows: bool) -> ModelText:
         "%places are the positions of tokens by time, height and width.",
     ]
     labels = "B" if text.head == "class" else "B, S"
-    return text.train(
+    args = (
         "%patches: bf16[B, I_v, N_v, C, Y_v, P, P], %rows_and_columns: i32[B, I_v, 2, N_v],\n"
         "                   %tokens: i32[B, S], %merged: i32[B, S], %places: i32[B, 3, S], "
-        f"%labels: i32[{labels}]",
-        body,
+        f"%labels: i32[{labels}]"
     )
+    return Decoder(tied=model.tied()).end(text, body, y, table, args)
 
 
 def _by_axes(model: DecoderModel) -> Rope:

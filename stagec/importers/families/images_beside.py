@@ -12,6 +12,7 @@ from stagec.importers.families import (
     gated_heads,
     linear_attention,
     llama,
+    llama_variants,
     mixture,
     short_convolutions,
     windows,
@@ -39,7 +40,10 @@ from stagec.importers.writing.towers import (
     with_positions,
 )
 
-_READERS = llama, mixture, windows, deepseek, gated_heads, short_convolutions, linear_attention
+_READERS = (
+    *(llama, llama_variants, mixture, windows, deepseek, gated_heads, short_convolutions),
+    linear_attention,
+)
 _LANGUAGES = {
     name: family
     for readers in _READERS
@@ -80,8 +84,9 @@ Projector = Callable[[Config, ModelText, Body, str], str]
 @dataclass(frozen=True, slots=True)
 class Eye:
     """A vision tower by its differences from that of SigLIP: a `token` before the patches, a norm
-    `pre` before the layers; `turned` rotates queries and keys by rows and columns; the last
-    `unused` layers and the final norm are not computed if the projector uses an earlier layer."""
+    `pre` before the layers; `turned` rotates queries and keys by rows and columns; without `wide`
+    model code computes the softmax in the type of its operands; the last `unused` layers and the
+    final norm are not computed if the projector uses an earlier layer."""
 
     patch_bias: bool = True
     token: bool = False
@@ -93,6 +98,7 @@ class Eye:
     turned: bool = False
     gated: bool = False
     biases: str = "qkvo"
+    wide: bool = True
     unused: int = 0
 
     def see(self, vision: Config, text: ModelText, body: Body, idle: Idle) -> str:
@@ -101,7 +107,7 @@ class Eye:
         rope = Rope("10000") if self.turned else None
         if rope:
             text.notes.append("Rows and columns are rotated like one position: the same work.")
-        attention = MultiHead(self.biases, name="image_attention", rope=rope)
+        attention = MultiHead(self.biases, name="image_attention", rope=rope, wide=self.wide)
         default = "silu" if self.gated else "gelu_pytorch_tanh"
         act = read_activation(vision, "hidden_act", default=default)
         mlp = FeedForward(act, gated=self.gated, bias="o" in self.biases)
@@ -148,8 +154,11 @@ _EYES = {
     "idefics3_vision": _SIGLIP,
     "smolvlm_vision": _SIGLIP,
     "pixtral": (replace(_GATED, pre=RMS, norm=RMS), (1024, 4096, 24, 16, 16, 1024)),
-    "llama4_vision_model": (replace(_CLIP, turned=True), (768, 5632, 34, 14, 16, 448)),
-    "internvl_vision": (Eye(token=True, post=False, scaled=True), (1024, 4096, 24, 14, 16, 448)),
+    "llama4_vision_model": (replace(_CLIP, turned=True, wide=False), (768, 5632, 34, 14, 16, 448)),
+    "internvl_vision": (
+        Eye(token=True, post=False, scaled=True, wide=False),
+        (1024, 4096, 24, 14, 16, 448),
+    ),
 }
 
 

@@ -65,15 +65,14 @@ def read_mllama_images(config: Config) -> ModelText:
     table = body.param("embed", "V + 8, D")
     x = body.let("x", f"stg.embedding({table}, %tokens)")
     y = write_stack(text, body, x, {k: v for k, v in kinds.items() if k in order}, order)
-    Decoder().write_head(text, body, y, table)
     vision.finish()
     text.notes.append("%tiles are parts of an image, %aspects the number of their arrangement.")
     labels = "B" if text.head == "class" else "B, S"
-    return text.train(
+    args = (
         "%tiles: bf16[B, X_v, C, E_v*P, E_v*P], %aspects: i32[B],\n"
-        f"                   %tokens: i32[B, S], %labels: i32[{labels}]",
-        body,
+        f"                   %tokens: i32[B, S], %labels: i32[{labels}]"
     )
+    return Decoder().end(text, body, y, table, args)
 
 
 def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
@@ -104,7 +103,7 @@ def _read_tower(vision: Config, text: ModelText) -> Sequence[int]:
 def _write_tower(vision: Config, text: ModelText, body: Body, kept: Sequence[int]) -> None:
     """Append the tower and the projector: `%images` [B, X_v*(E_v^2 + 1), D]."""
     mlp = FeedForward(read_activation(vision, "hidden_act"), gated=False, bias=True)
-    attention = MultiHead("", name="tile_attention").write(text, "H_v")
+    attention = MultiHead("", name="tile_attention", wide=True).write(text, "H_v")
     parts = [
         Sublayer(attention.with_("D = D_v", "H = H_v", "K = K_v"), "attn", LAYER, width="D_v"),
         Sublayer(mlp.write(text).with_("D = D_v", "F = F_v"), "mlp", LAYER, width="D_v"),

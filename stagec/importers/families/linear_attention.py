@@ -55,7 +55,7 @@ def read_qwen3_5_moe(config: Config) -> ModelText:
 
 def _skip_predictions(config: Config) -> None:
     config.only("attn_output_gate", True)
-    config.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+    config.skip("mamba_ssm_dtype")
 
 
 def _shared_mixture(model: DecoderModel, *, count: int, top: int, normalize: bool) -> Experts:
@@ -279,12 +279,13 @@ def read_bailing_hybrid(config: Config) -> ModelText:
     full = [t == among[1] for t in types] or [(i + 1) % every == 0 for i in range(model.count)]
     text.symbol("H_m", model.heads, "num_attention_heads")
     # the class sets head_dim to the rotated elements, and keeps the value in linear_head_dim
-    read_size(config, text, "P", "linear_head_dim", "head_dim", default=128)
+    dim = config.size("head_dim", default=128)
+    read_size(config, text, "P", "linear_head_dim", default=dim)
     read_size(config, text, "W_m", "short_conv_kernel_size", default=4)
     text.symbol("Q_m", 64, "tokens of a chunk, by the kernels")
     if config.flag("kda_safe_gate", default=True):
         text.notes.append("Left out: decays are at least kda_lower_bound.")
-    config.skip("kda_lower_bound", "mtp_loss_scaling_factor", "num_mtp_layers")
+    config.skip("kda_lower_bound")
     config.skip("linear_num_heads", "linear_conv_kernel_dim")
     scale = Fraction("2.5")
     mixture = model.sigmoid_experts(count=512, top=8, inner=768, shared=1, scale=scale)

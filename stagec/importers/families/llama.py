@@ -78,7 +78,12 @@ def _qwen(model: DecoderModel, mixer: Attention) -> ModelText:
 @reads("Phi-3", "phi3", features="windows, partial rotation")
 def read_phi3(config: Config) -> ModelText:
     """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): Llama's computation in fused products."""
-    model = DecoderModel(config, Sizes(3072, 8192, 32, 32, 32064, 4096))
+    return phi3_words(config, Sizes(3072, 8192, 32, 32, 32064, 4096))
+
+
+def phi3_words(config: Config, sizes: Sizes) -> ModelText:
+    """The language model of Phi-3 with these defaults."""
+    model = DecoderModel(config, sizes)
     config.skip("original_max_position_embeddings", "full_attn_mod", "interpolate_factor")
     config.only("attention_bias", False, why="the family does not have")
     rope = model.rope()  # model code always joins the rotated part with the rest of a head
@@ -128,6 +133,20 @@ def read_smollm3(config: Config) -> ModelText:
     mixers = [("rotary", rotary) if each else ("still", still) for each in rotated]
     block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
     return model.stack(mixers, block, Decoder(tied=model.tied(True)))
+
+
+@reads("InternLM", "internlm", features="biases by a key")
+def read_internlm(config: Config) -> ModelText:
+    """InternLM: Llama with biases of attention."""
+    rotary = config.section("rotary")
+    if rotary is not None:
+        rotary.only("type", "dynamic", "origin")
+        rotary.only("base", 10000)
+        rotary.finish()
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 103168, 2048, grouped=False))
+    biased = model.flag("bias", True)
+    mixer = Attention("H", rope=model.rope(), qkv_bias=biased, out_bias=biased)
+    return model.stack(mixer)
 
 
 @reads("InternLM2", "internlm2", features="biases by a key")

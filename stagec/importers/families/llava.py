@@ -116,8 +116,8 @@ def _whisper(sound: Config, text: ModelText) -> Idle:
 
 
 def _moon(vision: Config, text: ModelText) -> Idle:
-    """Declare the tower of Kimi K2.5 (MoonViT, arXiv 2504.07491): an interpolated table of
-    positions of two axes. Names of keys in releases begin with `vt_`."""
+    """Declare the tower of Kimi-VL and Kimi K2.5 (MoonViT, arXiv 2504.07491): an interpolated table
+    of positions of two axes. Names of keys of K2.5 begin with `vt_`."""
     width = read_size(vision, text, "D_v", "hidden_size", "vt_hidden_size", default=1152)
     read_size(vision, text, "F_v", "intermediate_size", "vt_intermediate_size", default=4304)
     count = vision.layers("num_hidden_layers", "vt_num_hidden_layers", default=27)
@@ -178,6 +178,7 @@ _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
     "pixtral": _pixtral,
     "kimi_k25_vision": _moon,
     "kimi_k25": _moon,
+    "moonvit": _moon,
     "internvl_vision": _intern,
     "intern_vit_6b": _intern,
     "qwen2_audio_encoder": _whisper,
@@ -423,6 +424,13 @@ def _frames(config: Config, idle: Idle) -> None:
 
 
 @_families(
+    "Kimi-VL",
+    "kimi_vl",
+    features="DeepSeek-V3; tower of its own, 2 x 2 merger",
+    tower="moonvit",
+    words="deepseek_v3",
+)
+@_families(
     "Kimi K2.5",
     "kimi_k25",
     features="DeepSeek-V3; tower of its own, 2 x 2 merger",
@@ -430,7 +438,7 @@ def _frames(config: Config, idle: Idle) -> None:
     words="deepseek_v3",
 )
 def _merged(config: Config, idle: Idle) -> None:
-    """Kimi K2.5: a norm of patches, and two products of those that are merged."""
+    """Kimi-VL and Kimi K2.5: a norm of patches, and two products of those that are merged."""
     config.only("projection_hidden_size", idle.text.value("D_v"))
     config.skip("projection_layer_norm_eps", "use_unified_vision_chunk", "video_placeholder")
     idle.norm("projector_norm", "D_v")

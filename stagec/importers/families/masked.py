@@ -1,5 +1,7 @@
 """Further encoders of text: ELECTRA, ALBERT, ModernBERT, Nomic BERT, ESM."""
 
+from functools import partial
+
 from stagec.importers.common.idle import Idle
 from stagec.importers.common.positions import read_bases, read_rope
 from stagec.importers.common.sizes import begin, expect_head, is_bare, read_size
@@ -154,10 +156,12 @@ def read_modernbert(config: Config) -> ModelText:
     norm = LAYER if config.flag("norm_bias", default=False) else LAYER_SCALE
     biases = "qkvo" if config.flag("attention_bias", default=False) else ""
     act = read_activation(config, "hidden_activation")
-    mlp = FeedForward(act, bias=config.flag("mlp_bias", default=False)).write(text)
+    biased = config.flag("mlp_bias", default=False)
+    mlp = FeedForward(act, bias=biased, packed=True).write(text)
+    mixer = partial(MultiHead, biases, wide=True, packed=True)
     blocks = {
-        full: MultiHead(biases, name="global_attention", rope=ropes[full]),
-        sliding: MultiHead(biases, "window = W", name="local_attention", rope=ropes[sliding]),
+        full: mixer(name="global_attention", rope=ropes[full]),
+        sliding: mixer("window = W", name="local_attention", rope=ropes[sliding]),
     }
     body = Body()
     e = body.let("e", f"stg.embedding({body.param('embed', 'V, D')}, %tokens)")
@@ -178,7 +182,7 @@ def read_modernbert(config: Config) -> ModelText:
     args = "%tokens: i32[B, S], %labels: i32[B, S]"
     if is_bare(config):
         return train_vectors(text, body, y, args)
-    predict_words(text, body, y, act, norm=norm, bias=False)
+    predict_words(text, body, y, act, norm=norm, bias=False, wide=True)
     return text.train(args, body)
 
 

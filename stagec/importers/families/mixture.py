@@ -93,7 +93,7 @@ def read_mellum(config: Config) -> ModelText:
     local = replace(model.local(mixer, 1024), rope=ropes[sliding])
     types = model.windows([False] * model.count)
     mixers = [("local", local) if each else ("global", mixer) for each in types]
-    config.skip("mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers", "use_sliding_window")
+    config.skip("use_sliding_window")
     config.skip("decoder_sparse_step", "mlp_only_layers", "max_window_layers")
     return model.stack(mixers, model.dense_first(0, mixture, FeedForward(model.activation())))
 

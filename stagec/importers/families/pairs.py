@@ -67,7 +67,7 @@ def _clip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: s
     x = with_class_token(body, "xc", p, v["D"], ["class_token"])
     x = with_positions(body, "xp", x, f"X*X + 1, {v['D']}")
     x = LAYER.write(body, "xn", x, "pre_norm", v["D"])
-    layer = encoder(text, MultiHead(), mlp, tower=v)
+    layer = encoder(text, MultiHead(wide=True), mlp, tower=v)
     c = body.let("i0", f"stg.take[at = 0]({repeated(body, x, layer, 'yv', name, v['L'])})")
     return LAYER.write(body, "i1", c, "post_norm", v["D"])
 
@@ -75,7 +75,7 @@ def _clip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name: s
 def _clip_text(text: ModelText, body: Body, t: Tower, mlp: FeedForward, name: str) -> str:
     """Append the tower of texts: the normed vector of the last token."""
     x = _words(body, t, "%tokens")
-    causal = MultiHead(statics="causal", name="causal_attention")
+    causal = MultiHead(statics="causal", name="causal_attention", wide=True)
     layer = encoder(text, causal, mlp, tower=t)
     n = LAYER.write(body, "w0", repeated(body, x, layer, "yt", name, t["L"]), "text_norm", t["D"])
     return body.let("w1", f"stg.take({n}, %ends)")
@@ -157,7 +157,8 @@ def read_siglip(config: Config) -> ModelText:
     t = _read_words(words, text, sizes, 32000, 64)
     config.skip("initializer_factor", "projection_dim")
     for side in (vision, words):
-        side.skip("projection_dim", "projection_size", "num_image_tokens")
+        side.skip("projection_dim", "num_image_tokens")
+        side.only("projection_size", text.value("D_v"))
     vision.only("vision_use_head", True)
     if text.symbols["D"].value != text.symbols["D_v"].value:
         raise words.refuse("hidden_size", "must be equal to that of images")
@@ -180,7 +181,7 @@ def _siglip_image(text: ModelText, body: Body, v: Tower, mlp: FeedForward, name:
     """Append the tower of images: the normed vectors of all patches."""
     p = body.call("p", v.of(patches(text, bias=True), "D"), "%images")
     x = with_positions(body, "x", p, f"X*X, {v['D']}")
-    layer = encoder(text, MultiHead(), mlp, tower=v)
+    layer = encoder(text, MultiHead(wide=True), mlp, tower=v)
     y = repeated(body, x, layer, "yv", name, v["L"])
     return LAYER.write(body, "nv", y, "vision_norm", v["D"])
 
@@ -190,7 +191,7 @@ def _siglip_text(
 ) -> str:
     """Append the tower of texts: the vector of the last token, projected between these sizes."""
     x = _words(body, t, "%tokens")
-    layer = encoder(text, MultiHead(), mlp, tower=t)
+    layer = encoder(text, MultiHead(wide=True), mlp, tower=t)
     n = LAYER.write(body, "nt", repeated(body, x, layer, "yt", name, t["L"]), "text_norm", t["D"])
     last = body.let("last", f"stg.take[at = S - 1]({n})")
     steps = [

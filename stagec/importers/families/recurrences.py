@@ -1,11 +1,11 @@
-"""Recurrent models: RWKV, of token shifts and scans, and RecurrentGemma, of gated linear
-recurrences."""
+"""Recurrent models: RWKV, of token shifts and scans, xLSTM, of matrix memories, and
+RecurrentGemma, of gated linear recurrences."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
-from stagec.importers.common.sizes import read_size
+from stagec.importers.common.sizes import begin, read_head, read_size
 from stagec.importers.common.state_space import begin_scans
 from stagec.importers.families.windows import GEMMA_NORM
 from stagec.importers.family import reads
@@ -17,9 +17,9 @@ from stagec.importers.writing.stack import (
     Layer,
     Place,
     Sublayer,
-    arguments,
     root,
     stacked,
+    times,
 )
 from stagec.importers.writing.text import Body, Callee, ModelText
 
@@ -106,8 +106,7 @@ def read_rwkv7(config: Config) -> ModelText:
     body.do(f"%h0, %v0 = stg.call @{layer.with_('values = own', 'as = first')}({x})")
     inner = Body(f"%r, %v = stg.call @{layer}(%h, %v_first)", "stg.yield(%r, %v_first)")
     body.repeat("%y, %v_last", "layers", "L - 1", "%h = %h0, %v_first = %v0", inner)
-    decoder.write_head(text, body, "%y", table)
-    return text.train(arguments(text), body)
+    return decoder.end(text, body, "%y", table)
 
 
 # -- RWKV-6, -5 and -4 ----------------------------------------------------------------------------
@@ -167,3 +166,46 @@ def _stacked(config: Config, text: ModelText, count: int, mixer: str) -> ModelTe
     tied = config.flag("tie_word_embeddings", default=False)
     decoder = Decoder(LAYER, tied=tied, embed_norm=LAYER)
     return decoder.write(text, {"layers": layer}, ["layers"] * count)
+
+
+# -- xLSTM ----------------------------------------------------------------------------------------
+
+
+@reads("xLSTM", "xlstm", features="matrix memories behind gates of exponentials")
+def read_xlstm(config: Config) -> ModelText:
+    """xLSTM 7B (arXiv 2503.13427): cells with matrix memories and a SiLU gate."""
+    text, _ = begin(config, 4096)
+    read_head(config, text)
+    d = read_size(config, text, "D", "hidden_size", "embedding_dim", default=4096)
+    read_size(config, text, "V", "vocab_size", default=50304)
+    count = config.layers("num_hidden_layers", "num_blocks", default=32)
+    heads = read_size(config, text, "H_m", "num_heads", default=8)
+    dims: list[int] = []
+    for symbol, name, usual in (("K", "qk", Fraction(1, 2)), ("P", "v", ONE)):
+        key = f"{name}_dim_factor"
+        width = int(d * config.ratio(key, default=usual))
+        config.divides("num_heads", heads, width, "elements")
+        text.symbol(symbol, width // heads, f"{key} * hidden_size / num_heads")
+        dims.append(width // heads)
+    multiple = config.size("ffn_round_up_to_multiple_of", default=64)
+    inner = _rounded(d * config.ratio("ffn_proj_factor", default=Fraction(2667, 1000)), multiple)
+    text.symbol("F", inner, "ffn_proj_factor * hidden_size")
+    read_size(config, text, "Q", "chunk_size", default=64)
+    config.fixed(use_bias=False, add_out_norm=True)
+    config.word("weight_mode", among=("single", "fused"), default="single")
+    config.skip("chunkwise_kernel", "sequence_kernel", "step_kernel", "mode", "eps")
+    config.skip("return_last_states", "autocast_kernel_dtype", "inference_state_dtype")
+    config.skip("max_inference_chunksize", "norm_reduction_force_float32", "force_bos_token_insert")
+    bound = config.positive("gate_soft_cap", default=15)
+    scale = f"query_scale = ({times(1 / root(dims[0]))})"
+    gates = (f"down = ({times(1 / bound)})", f"up = ({times(bound)})")
+    mixer = text.use("xlstm", "D H_m K P Q", scale, *gates)
+    parts = [Sublayer(mixer, "attn"), Sublayer(FeedForward().write(text), "ffn")]
+    tied, cap = config.flag("tie_word_embeddings", default=False), "output_logit_soft_cap"
+    decoder = Decoder(tied=tied, logit_cap=config.positive(cap, default=30))
+    return decoder.write(text, {"layers": Layer(parts)}, ["layers"] * count)
+
+
+def _rounded(number: Fraction, multiple: int) -> int:
+    """The least multiple that is no smaller."""
+    return int(-(-number // multiple)) * multiple

@@ -88,7 +88,7 @@ def _vit(config: Config, tokens: Sequence[str]) -> ModelText:
     p = body.call("p", t.of(patches(text, bias=True), "D"), "%images")
     x = with_class_token(body, "xc", p, "D", tokens)
     x = with_positions(body, "x", x, f"X*X + {len(tokens)}, D")
-    layer = encoder(text, MultiHead("qkvo" if biased else "o"), mlp)
+    layer = encoder(text, MultiHead("qkvo" if biased else "o", wide=True), mlp)
     n = LAYER.write(body, "n", repeated(body, x, layer, "y"), "norm")
     c = body.let("c", f"stg.take[at = 0]({n})")
     if is_bare(config):

@@ -9,7 +9,7 @@ from stagec.importers.common.state_space import Mamba2Keys, read_mamba1, read_ma
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS
-from stagec.importers.writing.stack import Decoder, arguments, order_text
+from stagec.importers.writing.stack import Decoder, order_text
 from stagec.importers.writing.text import Body, Callee, ModelText
 
 _KEYS = Mamba2Keys.of(
@@ -94,6 +94,9 @@ def read_zamba2(config: Config) -> ModelText:
     config.only("use_long_context", False)
     read_size(config, text, "A", "adapter_rank", default=128)
     mamba = read_mamba2(config, text, _KEYS, heads=80, state=64, norm="groups")
+    inner, joined = text.value("H_m") * text.value("P"), config.size("mamba_expand", default=2)
+    if inner != joined * text.value("D"):
+        raise config.refuse("mamba_headdim", f"gives {inner} elements of all heads, not {joined} D")
     options: list[str] = []
     if config.flag("use_mem_rope", default=False):
         options.append(f"rope = ({read_rope(config, text).statics()})")
@@ -166,8 +169,7 @@ def _write_model(
         given = str(order.count(kind)), f"%h = {h}, %x0 = {x0}"
         h, x0 = f"%y{number}", f"%e{number}"
         body.repeat(f"{h}, {x0}", kind, *given, inner, "layers" if mixed else "")
-    decoder.write_head(text, body, h, table)
-    return text.train(arguments(text), body)
+    return decoder.end(text, body, h, table)
 
 
 def _shared(kind: str, name: str) -> str:

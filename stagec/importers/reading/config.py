@@ -65,11 +65,6 @@ class Config:
     def _is_ignored(self, key: str) -> bool:
         return key in self._ignored.keys or self._where + key in self._ignored.keys
 
-    @property
-    def asked(self) -> frozenset[str]:
-        """The keys that were read so far."""
-        return frozenset(self._asked)
-
     # -- presence ----------------------------------------------------------------------------------
 
     @property
@@ -147,6 +142,10 @@ class Config:
             return self._default(keys, default)
         if not _is_integer(value, least, most):
             raise self.wrong(key, f"an integer from {least} to {most:,}")
+        for other in keys:
+            stated = self._members[other].value if other in self._members else None
+            if not (stated is None or _same(stated, value)):
+                raise self.refuse(other, f"is {_shown(stated)}, but '{key}' is {value}")
         return value
 
     def expect_value(self, key: str) -> None:
@@ -305,11 +304,22 @@ class Config:
         return made
 
     def merge(self, *keys: str) -> None:
-        """Add the members of the objects in these keys to this one, unless it has the same key."""
+        """Add the members of the objects in these keys to this one, unless it has the same key.
+        Raises `DiagnosticError` if that has another size."""
         for key in keys:
             inner = self.section(key)
             if inner is not None:
+                for name in inner.members:
+                    self._expect_same(inner, name)
                 self._members = inner._members | self._members
+
+    def _expect_same(self, inner: Config, key: str) -> None:
+        """Refuse an integer that an object within this one states otherwise."""
+        mine = self._members[key].value if key in self._members else None
+        sizes = [v for v in (mine, inner._members[key].value) if _is_integer(v, -1, MAX_NUMBER)]
+        if len(set(sizes)) > 1 and not has_no_effect(key):
+            message = f"is {_shown(sizes[1])}, but '{self._where}{key}' is {_shown(sizes[0])}"
+            raise inner.refuse(key, message)
 
     def drop(self, key: str) -> bool:
         """Treat a key as absent, and return whether it was present with a value other than null."""

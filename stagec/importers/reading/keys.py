@@ -7,12 +7,14 @@ _ABOUT = (
     "custom_pipelines is_composition is_llama_config "
     "task_specific_params id2label label2id num_labels finetuning_task "
     "problem_type license_name tokenizer_class processor_class language unsloth_version "
-    "unsloth_fixed model_name framework save_step base_model transformers.js_config"
+    "unsloth_fixed internal_version model_name framework save_step base_model "
+    "transformers.js_config"
 )
 #: Element types, devices, kernels: the strategy determines the execution.
 _EXECUTION = (
     "torch_dtype dtype use_bfloat16 quantization_config attn_implementation _attn_implementation "
-    "use_flash_attn flash_attention _flash_attn_2_enabled use_cache gradient_checkpointing "
+    "use_flash_attn use_flash_attention flash_attention _flash_attn_2_enabled use_cache "
+    "gradient_checkpointing "
     "pretraining_tp torchscript fuse_norm fused_mlp use_fused_rms_norm return_dict "
     "output_attentions output_hidden_states is_decoder_only chunk_size_feed_forward "
     "pruned_heads ep_size scan_layers use_parallel_embedding keys_to_ignore_at_inference "
@@ -36,6 +38,8 @@ ENDINGS = (
     *("_token_id", "_token_ids", "_token_index"),
     *("dropout", "dropout_prob", "dropout_rate", "layerdrop", "pdrop"),
 )
+#: Prefixes of keys of files, and of layers for multi-token prediction.
+BEGINNINGS = ("_", "mtp_")
 #: Initialization, small constants, auxiliary losses, and layers for multi-token prediction, which
 #: transformers leaves out too (docs/models.md).
 _TRAINING = (
@@ -45,8 +49,8 @@ _TRAINING = (
     "router_z_loss_coef seq_aux output_router_logits router_jitter_noise input_jitter_noise "
     "aux_loss_coef z_loss_coefficient router_aux_loss_coefficient "
     "z_loss_coeff load_balancing_loss_coef ce_loss_weight router_dtype "
-    "moe_router_fp32 ntk_threshold num_nextn_predict_layers num_mtp_modules mtp_transformer_layers "
-    "use_mtp mtp_num_layers"
+    "moe_router_fp32 ntk_threshold num_nextn_predict_layers num_mtp_modules "
+    "num_mtp_layers use_mtp"
 )
 #: Text generation.
 _GENERATION = (
@@ -130,4 +134,4 @@ NO_EFFECT = frozenset(
 
 def has_no_effect(key: str) -> bool:
     """Whether a key has no effect on the computation of a training step in any family."""
-    return key in NO_EFFECT or key.startswith("_") or key.endswith(ENDINGS)
+    return key in NO_EFFECT or key.startswith(BEGINNINGS) or key.endswith(ENDINGS)

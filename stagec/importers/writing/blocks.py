@@ -106,11 +106,6 @@ class Rope:
     inverse: bool = False
     by_token: bool = False
 
-    def step(self) -> str:
-        """The operation on `{}`."""
-        places = ", %places" if self.sections else ""
-        return f"stg.rope[{self.statics()}]({{}}{places})"
-
     def statics(self) -> str:
         """The static parameters of the operation."""
         parts = [f"base = {self.base}"]

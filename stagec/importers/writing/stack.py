@@ -134,7 +134,7 @@ class Decoder:
     """A decoder without its layers: embedding and head. A `tied` head uses the embedding table.
 
     `embed_scale` and `logit_scale` multiply the embeddings and the logits. The table may have
-    another width, the symbol `narrow`, with products from and to it.
+    another width, the symbol `narrow`, with products from and to it, and `more` rows than logits.
     """
 
     norm: Norm | None = RMS
@@ -146,6 +146,7 @@ class Decoder:
     logit_cap: Fraction | None = None
     positions: Positions | None = None
     narrow: str = ""
+    more: str = ""
 
     def write(
         self, text: ModelText, kinds: Mapping[str, LayerKind], order: Sequence[str]
@@ -160,12 +161,12 @@ class Decoder:
             kinds = dict(kinds) | {k: _Added(kinds[order[i]], k) for i, k in enumerate(deep)}
             order = [*deep, *order[len(deep) :]]
         x = write_stack(text, body, x, kinds, order)
-        self.write_head(text, body, x, table)
-        return text.train(arguments(text), body)
+        return self.end(text, body, x, table)
 
     def embed(self, body: Body, out: str) -> tuple[str, str]:
         """Append the embedding of `%tokens`, and return its name, `out`, and that of the table."""
-        table = body.param("embed", f"V, {self.narrow or 'D'}")
+        rows = f"V + {self.more}" if self.more else "V"
+        table = body.param("embed", f"{rows}, {self.narrow or 'D'}")
         steps = [f"stg.embedding({table}, {{}})"]
         if self.narrow:
             weight = body.param("project_in", f"{self.narrow}, D")
@@ -185,8 +186,11 @@ class Decoder:
         given = (self.tied, self.head_bias, self.logit_scale, self.logit_cap, self.narrow)
         return given == (False, False, ONE, None, "")
 
-    def write_head(self, text: ModelText, body: Body, x: str, table: str) -> None:
-        """Append the final norm, the head and the loss of the stream `x`."""
+    def end(
+        self, text: ModelText, body: Body, x: str, table: str, args: str | None = None
+    ) -> ModelText:
+        """Append the final norm, the head and the loss of the stream `x`, add the main function
+        with these arguments, by default those of a decoder, and return the text."""
         if text.head != "words":
             self._classify(text, body, x)
         elif self.norm == RMS and self._is_plain:
@@ -198,6 +202,7 @@ class Decoder:
             block = text.use("lm_head", symbols, *self._options())
             operands = [x, "%labels", *[table] * self.tied]
             body.ends(f"stg.call @{block}({', '.join(operands)})")
+        return text.train(arguments(text) if args is None else args, body)
 
     def _options(self) -> Iterator[str]:
         yield from self.norm.options() if self.norm else ["norm = no"]

@@ -37,7 +37,8 @@ class MultiHead:
     the kernel. With `bias` an operand of the block is added to the scores; `relative` are the
     static parameters of a bias by distance within the block; with `pairs` the block has a table of
     biases [N, H], and an operand with the row of each pair. Queries and keys may be rotated. Model
-    code computes the softmax in the type of its operands unless it is `wide`."""
+    code computes the softmax in the type of its operands unless it is `wide`, and with `packed`
+    queries, keys and values in one product."""
 
     biases: str = "qkvo"
     statics: str = ""
@@ -48,6 +49,7 @@ class MultiHead:
     pairs: bool = False
     rope: Rope | None = None
     wide: bool = False
+    packed: bool = False
 
     def write(self, text: ModelText, heads: str = "H") -> Callee:
         """Add the block, for a tower with this number of heads."""
@@ -68,6 +70,7 @@ class MultiHead:
         if self.relative:
             yield from ("bias = distance", f"distance = ({self.relative})")
         yield from ["bias = pairs"] * self.pairs
+        yield from ["packed"] * self.packed
         yield from [f"as = {self.name}"] if self.name != "attention" else []
 
 

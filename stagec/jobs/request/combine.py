@@ -370,6 +370,7 @@ def _gradients_without_effect(request: FlagValues) -> Iterator[Diagnostic]:
     idle = {
         "ddp_bucket": parts,
         "ddp_copies": parts,
+        "ddp_views": parts,
         "grad_sums": single,
         "grad_collective": "--zero 2 and 3, which reduce the part of each rank" if parts else "",
         "grad_reduction": once if zero == 1 else single if zero else "",

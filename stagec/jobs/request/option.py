@@ -384,3 +384,7 @@ class TimeType(Kind[float]):
 
     def text(self, value: Any) -> str:
         return f"{value:.12f}".rstrip("0").rstrip(".") + "s"
+
+
+#: The plug-ins that a command loads.
+PLUGIN = CommandOption("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True)

@@ -12,6 +12,7 @@ from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.request.draft import DRAFT_OPTION, DraftText
 from stagec.jobs.request.flags import FLAGS, option
 from stagec.jobs.request.option import (
+    PLUGIN,
     AnyText,
     CommandOption,
     File,
@@ -161,7 +162,7 @@ JOB = (
     switch("time_passes", "Print the time of each pass.", rare=True),
     rare_option("reproducer", File(), "Where to write a crash reproducer.", metavar="FILE"),
     switch("check_numerics", "Compare numbers before and after each pass, on tiny sizes."),
-    CommandOption("plugin", File(), "Load a plug-in file.", metavar="FILE", multiple=True),
+    PLUGIN,
 )
 #: The options that show a job and are not part of it.
 SHOWN = ("print_strategy", "print_job", "print_after", "time_passes")

@@ -229,10 +229,13 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO 0 and 1: copy gradients into flat buffers that stay across steps, and reduce those, as
     #: DDP with gradient_as_bucket_view=False.
     ddp_copies: bool | None
+    #: ZeRO 0 and 1: copy gradients into flat buffers as soon as they are complete; they are parts
+    #: of these from then on, as in DDP with gradient_as_bucket_view=True.
+    ddp_views: bool | None
     #: Activations that backward recomputes: by policy, or the results of these ops.
     recompute: str | None
     #: With --recompute full: save the results of these ops, even if backward does not read them;
-    #: for einsum those of matrix products in 16 bits or more.
+    #: for einsum those of matrix products in 16 bits or more, not of experts.
     recompute_keep: str | Sequence[str] | None
     #: With --recompute-keep: recompute every N-th matrix product of a block (0: none).
     recompute_products: int | None
@@ -272,10 +275,14 @@ class JobFlags(TypedDict, total=False):
     #: A gradient is added to the sum of microbatches as it is (direct), or cast to the type of the
     #: sum before, by a kernel of its own (cast).
     grad_sums: Literal["direct", "cast"] | None
+    #: Copy gradients that ZeRO reduces into a buffer of N elements (0: none), as reduce_bucket_size
+    #: of DeepSpeed.
+    grad_flat: int | None
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
     grad_collective: Literal["reduce-scatter", "all-reduce"] | None
-    #: Count tokens and labels as memory, in 64 bits: in one tensor (shared) or two (each).
+    #: Count the batch as memory, tokens and labels in 64 bits: in one tensor (shared) or two
+    #: (each).
     token_buffers: Literal["none", "shared", "each"] | None
     #: Count the tables of rotary embeddings: made by forward and kept until backward ends (made),
     #: or a buffer in fp32 that stays across steps, of complex numbers (buffer) or of cosines and
@@ -288,8 +295,8 @@ class JobFlags(TypedDict, total=False):
     #: leaves out what only the gradient of its input needs (needed).
     first_saved: Literal["all", "needed"] | None
     #: A checkpoint computes its block again up to the last operation that backward needs (needed),
-    #: or all of it (whole).
-    recompute_blocks: Literal["needed", "whole"] | None
+    #: or all of it (whole), and keeps the results (replayed).
+    recompute_blocks: Literal["needed", "whole", "replayed"] | None
     #: The cross entropy is one op (fused), one that casts its logits (compiled), one op whose
     #: gradient takes the buffer of the logits (in-place: in several kernels; fused-in-place), a
     #: log-softmax and a loss (stock, or chunked: in parts of the tokens), or one op with the head,
@@ -323,10 +330,11 @@ class JobFlags(TypedDict, total=False):
     #: one with which the machine was measured (device).
     expert_kernel: Literal["device", "triton-blocks", "deepgemm", "cutlass"] | None
     #: Run these operation by operation, as PyTorch without a compiler or fused kernels does:
-    #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, route, part_of, clamp, expert_bias,
-    #: expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap; or none of a
-    #: stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up. Backward keeps
-    #: the tensors that each operation saves.
+    #: swiglu, geglu, gelu, rmsnorm, layernorm, attention, normed_keys, route, part_of, clamp,
+    #: expert_bias, expert_weights, expert_rows, scaled_rope, complex_rope, alibi, sinks, softcap;
+    #: or none of a stack's (none); gate_in_place: as kernels of a compiler overwrite gate and up,
+    #: gate_up_in_place and norm_in_place: as those of Liger do. Backward keeps the tensors that
+    #: each operation saves.
     eager: str | Sequence[str] | None
     #: Time of a host from one computation to the next, such as '9 us', for which devices may wait
     #: (default: that of the machine).

@@ -9,7 +9,7 @@ Bounds are refined before their points are tried.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 #: The number of points that are refined at a time, for each that is evaluated at a time.
@@ -174,13 +174,3 @@ class Front(Generic[T]):
                 if values is not None:
                     self._values[number], self._what[number] = values, what
                 yield self.tried
-
-
-def exhaustive(
-    values: Mapping[int, float | None], wanted: int, seconds: Mapping[int, float]
-) -> list[Ranked[Any]]:
-    """The best points when all of them are evaluated: the reference for a search."""
-    evaluated: list[Ranked[Any]] = [
-        Ranked(n, v, None, seconds[n]) for n, v in values.items() if v is not None
-    ]
-    return sorted(evaluated, key=lambda f: f.order)[:wanted]

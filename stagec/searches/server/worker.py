@@ -201,7 +201,7 @@ class _Timing:
         several = self._several
         self._groups = lcm(*map(groups_in, modules)) if several else modules[0].env[strategy.batch]
         self._halves = strategy.in_turn
-        self._turns = strategy.in_turn * max(1, strategy.microbatches)
+        self._turns = strategy.turns
         scheduler, limit = strategy.one(SchedulerRule), self.task.limit
         self._scheduler = scheduler
         self._alone = scheduler.prompts == ALONE or self._several

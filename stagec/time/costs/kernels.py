@@ -7,12 +7,13 @@ numbers or numpy arrays. docs/accuracy.md compares them with measured tables;
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stagec.ir.kernel import EXPANDING, EXPERTS, continues, moved_share
+from stagec.ir.kernel import EXPANDING, EXPERTS, INDEXER, SELECTS, continues, moved_share
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.strategy.kernels import DEEPGEMM, TRITON_BLOCKS
 from stagec.machines import Machine
@@ -52,13 +53,18 @@ _KEYS = 128
 #: From twice as many on a kernel heats the device as much as any other one. Slower processors have
 #: fewer, by the root of their peaks: about a quarter of the same on A100 and MI300X.
 _COOL, _PROCESSOR = 989 / 3.35 / 2, 989e12 / 132
+#: FLOPs of vectors for a weight that becomes 16 bits, without a measurement: the middle of three
+#: kernels of Hopper (H200 has 277 a clock and processor, which turn 25, 45 and 90 weights).
+_EXPANDED = 6
 #: Rows of a matrix instruction; a block with few queries takes as many instructions as it needs.
 _ROWS = 16
 #: The most queries of all heads that share keys, and the widest head, that kernels for decoding
 #: take: one block (PTX ISA, tcgen05.mma, M = 128), and what their tables have.
 _FEW, _WIDEST = 128, 256
-#: The op of an indexer's scores, and the type of its products in a kernel of its own.
-_INDEXER, _INDEXED = "index_scores", "f8e4m3"
+#: The type of the products of an indexer in a kernel of its own.
+_INDEXED = "f8e4m3"
+#: The share of a block above which queries of one head are not packed with those of others.
+_FULLER = 0.9
 #: The elements of a head for which `step` of attention is stated, and the power of wider ones.
 _HEAD, _WIDER = 128, 0.75
 
@@ -79,25 +85,29 @@ def kernel_seconds(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
 
 def _form(machine: Machine, kernel: Kernel) -> tuple[str, str]:
     """The type and the name of the constants of a kernel: its own type and mark, of products with
-    few rows the mark that the machine has for these. Attention without a mark has those of the
-    machine's kernel for the scores of an indexer, or for a few queries behind cached keys with
-    heads of up to 256 elements. Caches are in 8 bits where a kernel moves fewer than 3/2 bytes per
-    element."""
+    few rows the mark that the machine has for these. Scores of an indexer have those of the
+    machine's kernel for these, at least as many queries as processors those of the kernel whose
+    queries select rows, attention without a mark those for a few queries behind cached keys with
+    heads of up to 256 elements. Caches are in 8 bits where a kernel moves fewer than 3/2 bytes
+    per element."""
     own = kernel.dtype, kernel.form
     if kernel.kind == "matmul" and kernel.form:
         *_, n, k = kernel.extents
         rows = kernel.flops // (2 * n * k)  # those of a batch are rounded
         return kernel.dtype, machine.efficiency.matmul.of_rows(kernel.form, rows)
+    attention = machine.efficiency.attention
+    if kernel.form == INDEXER:
+        return (_INDEXED, attention.indexer) if attention.indexer else (kernel.dtype, "")
+    if kernel.form == SELECTS:
+        many = kernel.extents[0] >= machine.compute.processors.value
+        return kernel.dtype, attention.selecting if many else ""
     if kernel.form or kernel.kind != "attention":
         return own
-    if kernel.op == _INDEXER:
-        name = machine.efficiency.attention.indexer
-        return (_INDEXED, name) if name else own
     batch, heads, kv_heads, queries, keys, qk, v = kernel.extents
     if queries * heads > _FEW * kv_heads or queries >= keys or qk > _WIDEST:
         return own
     elements = batch * (queries * heads + keys * kv_heads) * (qk + v)
-    return kernel.dtype, machine.efficiency.attention.decodes(2 * kernel.bytes < 3 * elements)
+    return kernel.dtype, attention.decodes(2 * kernel.bytes < 3 * elements)
 
 
 def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
@@ -199,6 +209,8 @@ def matmul_seconds(
 
         compute += 2 w ceil(m / rows) / (expanding P clock)
 
+    and without a measured `expanding` with a sixth of the peak of vectors in place of that rate.
+
     Sources: tiles and waves: NVIDIA, Matrix Multiplication Background User's Guide, "Tile
     Quantization" and "Wave Quantization"; splits: NVIDIA/cutlass, media/docs/efficient_gemm.md,
     "Parallelized Reductions"; pieces: the guide of tiles, "Requirements to use Tensor Cores"
@@ -217,7 +229,7 @@ def matmul_seconds(
     most = np.maximum(np.floor(k / _PART), 1)
     rest = k + (m - k) * summed_up
     loads = 1 + c.unaligned * (_pieces(dtype, n, rest) - 1) if c.unaligned else np.ones(1)
-    expands = c.expanding is not None and form in EXPANDING
+    expands = form in EXPANDING
     more = _expanding(machine, c, batch, m, n, k, size) if expands else np.zeros(1)
     parts = np.clip(np.floor(machine.compute.processors.value / np.maximum(tiles, 1)), 1, most)
     summed = size + 8 * batch * m * n * parts
@@ -247,9 +259,14 @@ def _expanding(
     k: Floats,
     size: Floats,
 ) -> Floats:
-    """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows."""
+    """Seconds to turn weights of 4 bits into 16 bits, once for each block of rows; none on a device
+    without measurements and units for vectors."""
     weights = np.maximum(size - 2 * batch * m * (n + k), 0)
-    a_second = (c.expanding or 0) * machine.compute.processors.value * machine.compute.clock.value
+    compute = machine.compute
+    vector = compute.vector.get("f32")
+    a_second = vector.value / _EXPANDED if vector is not None else inf
+    if c.expanding is not None:
+        a_second = c.expanding * compute.processors.value * compute.clock.value
     seconds: Floats = 2 * weights * np.ceil(m / c.expanded_rows) / a_second
     return seconds
 
@@ -302,12 +319,12 @@ def attention_seconds(
     `form` is the kernel of a library whose constants hold, where a machine has them.
 
     Blocks of `R` queries (`queries` of the constants) go to the P processors: `N = batch heads
-    ceil(queries / R)`. Where kernels pack heads (`packed`), and always for a single query, as in
-    decode, a block has queries of all heads that share keys: `N = batch kv_heads ceil(queries heads
-    / kv_heads / R)`. A block meets `K = ceil(keys / 128)` tiles of keys; with a causal mask, and
-    blocks of `t` tokens, the mean is `(K + max(t / 128, 1)) / 2`, also of ranks that split the
-    queries so as to balance the mask. A tile costs its products and its
-    exponentials:
+    ceil(queries / R)`. Where kernels pack heads (`packed`), for a single query, and for so few
+    behind cached keys that they fill less than 0.9 of what they would with all heads, a block has
+    queries of all heads that share keys: `N = batch kv_heads ceil(queries heads / kv_heads / R)`. A
+    block meets `K = ceil(keys / 128)` tiles of keys; with a causal mask, and blocks of `t` tokens,
+    the mean is `(K + max(t / 128, 1)) / 2`, also of ranks that split the queries so as to balance
+    the mask. A tile costs its products and its exponentials:
 
         products = 2 R 128 (qk' + v') P / (peak rate)
         softmax = R 128 / (exponentials clock)
@@ -319,10 +336,11 @@ def attention_seconds(
     mask, and with one, whose blocks differ in length, the mean of a processor and `uneven` of the
     longest block. Where a window moves with the queries (`windowed`), a block of t tokens meets
     `keys + t - 1` keys, at most the `(queries + t) / 2` of a causal mask. A block with fewer
-    queries has as many rows as instructions take, a multiple of 16. Where there is one block of
-    queries only, as in decode, keys are split over idle processors, and a second kernel merges
-    their results. Movement and computation overlap as in products, at the bandwidth of products
-    unless the kernel has its own.
+    queries has as many rows as instructions take, a multiple of 16, and `least` or more. Where
+    there is one block of queries only, as in decode, and behind cached keys, keys are split over
+    idle processors (hopper/heuristics.h: `num_splits_heuristic`), and a second kernel merges their
+    results. Movement and computation overlap as in products, at the
+    bandwidth of products unless the kernel has its own.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
     long, at `backward` times the rate.
@@ -339,9 +357,10 @@ def attention_seconds(
     floats: list[Floats] = [np.asarray(a, dtype=float) for a in given]
     batch, heads, kv_heads, queries, keys, qk, v, size = floats
     processors = machine.compute.processors.value
-    share = np.where(c.packed | (queries == 1), heads / kv_heads, 1)  # heads in a block
+    few = (queries == 1) | ((queries < keys) & _pack(queries, heads / kv_heads, c.queries))
+    share = np.where(c.packed | few, heads / kv_heads, 1)  # heads in a block
     together = queries * share
-    rows = np.minimum(c.queries, _ROWS * np.ceil(together / _ROWS))
+    rows = np.minimum(c.queries, _ROWS * np.ceil(np.maximum(together, c.least) / _ROWS))
     product = 2 * _KEYS * processors / (peak(machine, dtype) * c.of(dtype))  # of a row's element
     softmax = _KEYS / (c.exponentials * machine.compute.clock.value)  # of a row
     padded = c.padding * (np.ceil(qk / c.padding) + np.ceil(v / c.padding))
@@ -356,7 +375,7 @@ def attention_seconds(
     blocks = batch * heads / share * in_head
     longest = np.ceil(met / _KEYS)
     most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
-    parts: Floats = np.where(in_head == 1, most, 1)
+    parts: Floats = np.where((in_head == 1) | (queries < keys), most, 1)
     longest = np.ceil(longest / parts)
     blocks = blocks * parts
     waves: Floats = np.ceil(blocks / processors)
@@ -367,6 +386,13 @@ def attention_seconds(
     compute = (np.maximum(dealt, longest) * one + waves * c.tile) * longer
     merge = np.where(parts > 1, machine.efficiency.memory.start, 0.0)
     return c.start + merge + _hidden(compute, _moving(machine, size, c.bandwidth), c.overlap)
+
+
+def _pack(queries: Floats, heads: Floats, block: int) -> NDArray[np.bool_]:
+    """Whether queries of these heads fill their blocks better together than those of one head
+    alone, by a tenth (Dao-AILab/flash-attention, hopper/heuristics.h: `should_pack_gqa`)."""
+    alone, together = (rows / np.ceil(rows / block) for rows in (queries, queries * heads))
+    return np.asarray(alone < _FULLER * together)
 
 
 def _moving(machine: Machine, size: Floats, share: float | None = None) -> Floats:

@@ -26,6 +26,7 @@ PACKAGE = "aiconfigurator_core"
 FOLDERS: Mapping[str, str] = MappingProxyType(
     {
         "a100-80g": "a100_sxm",
+        "l40s": "l40s",
         "h100-sxm": "h100_sxm",
         "h200": "h200_sxm",
         "b200": "b200_sxm",

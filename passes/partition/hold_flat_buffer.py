@@ -1,0 +1,104 @@
+"""hold-flat-buffer: adds the buffer into which ZeRO copies gradients that it reduces."""
+
+from dataclasses import replace
+
+from stagec.api import (
+    Dim,
+    Expr,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    TensorType,
+    call,
+    const,
+    read_strategy,
+    total,
+)
+from stagec.ir.rewrite import enclosing
+from stagec.ir.traits import Accumulates
+from stagec.ir_spec.ops.pipeline import ActionOp
+from stagec.ir_spec.strategy.dtypes import on_the_wire
+from stagec.ir_spec.strategy.gradients import GradientsRule
+
+
+class HoldFlatBuffer(Pass):
+    """Add the buffer of `stg.gradients[flat]` elements, in the type in which gradients are reduced.
+    Under ZeRO-1 it is there from the first backward to the last, under ZeRO-2 in the backward of
+    each microbatch, beside a copy of the gradients in it that ranks reduce, and under ZeRO-3 across
+    steps. In pipeline stages and without ZeRO nothing happens.
+
+    Before:
+        stg.symbols[B, D]
+        stg.mesh @pod[dp]
+        stg.assume[B % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 2]
+          stg.gradients[flat = 1000]
+        }
+        stg.func @f(%x: bf16[B@dp, D], %w: bf16[D, D | rep param]) -> bf16[B@dp, D] {
+          %y = stg.einsum["bd,de->be"](%x, %w) : bf16[B@dp, D]
+          %d = stg.einsum["bd,ed->be", phase = backward](%y, %w) : bf16[B@dp, D]
+          stg.return(%d)
+        }
+    After:
+        stg.symbols[B, D]
+        stg.mesh @pod[dp]
+        stg.assume[B % dp == 0]
+        stg.strategy @s[mesh = @pod] {
+          stg.shard_params[over = dp, zero = 2]
+          stg.gradients[flat = 1000]
+        }
+        stg.func @f(%x: bf16[B@dp, D], %w: bf16[D, D | rep param]) -> bf16[B@dp, D] {
+          %y = stg.einsum["bd,de->be"](%x, %w) : bf16[B@dp, D]
+          %flat = stg.workspace[phase = backward] : f32[1000 | rep]
+          %flat_copy = stg.workspace[phase = backward] : f32[min(D^2, 1000) | rep]
+          %d = stg.einsum["bd,ed->be", phase = backward](%y, %w) : bf16[B@dp, D]
+          stg.discard[phase = backward](%flat, %flat_copy)
+          stg.return(%d)
+        }
+    """
+
+    needs = Phase.PARTITIONED
+
+    def applies(self, module: Module) -> bool:
+        strategy = read_strategy(module)
+        return bool(strategy.one(GradientsRule).flat) and strategy.zero > 0
+
+    def run(self, module: Module) -> None:
+        strategy = read_strategy(module)
+        elements = const(strategy.one(GradientsRule).flat)
+        for func in module.functions:
+            trained = [a for a in func.body.args if a.tensor.role == "param"]
+            if not trained or any(isinstance(op.definition, ActionOp) for op in func.body.walk()):
+                continue
+            wire = on_the_wire(strategy.dtypes, strategy.zero, trained[0].tensor.dtype)
+            type_ = _flat(wire, elements)
+            if strategy.zero == 3:
+                func.body.add_arg("flat", replace(type_, role="bucket"), func.loc)
+                continue
+            whole = total(a.tensor.local_elements for a in trained)
+            copy = _flat(wire, call("min", [elements, whole]))
+            _hold(module, func, [type_, copy] if strategy.zero == 2 else [type_])
+
+
+def _flat(dtype: str, elements: Expr) -> TensorType:
+    return TensorType(dtype, (Dim(elements),), placed=True)
+
+
+def _hold(module: Module, func: Operation, types: list[TensorType]) -> None:
+    """Add tensors that exist during backward, in place: with a copy in each microbatch, else to the
+    end of all."""
+    steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+    region = func.body if steps is None or len(types) == 1 else steps.body
+    back = [enclosing(op, region) for op in func.body.walk() if op.phase == "backward"]
+    if not back:
+        return
+    first, last = (each(back, key=Operation.position) for each in (min, max))
+    phase = "forward" if first.has(Accumulates) else "backward"  # of the first microbatch
+    b = module.before(first, loc=func.loc, phase=phase)
+    made = [
+        b.value("stg.workspace", type=type_, hint=name)
+        for type_, name in zip(types, ("flat", "flat_copy"), strict=False)
+    ]
+    module.after(last, loc=func.loc, phase="backward").op("stg.discard", made, types=())
