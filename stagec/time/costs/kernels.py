@@ -50,8 +50,9 @@ _NONE = 1e-30
 _KEYS = 128
 #: FLOPs for each element that a kernel moves, up to which it does not heat the device: a quarter of
 #: what H100 computes at its peaks while it moves an element of 16 or 8 bits, and B200 within 1%.
-#: From twice as many on a kernel heats the device as much as any other one.
-_COOL = 989 / 3.35 / 2
+#: From twice as many on a kernel heats the device as much as any other one. Slower processors have
+#: fewer, by the root of their peaks: about a quarter of the same on A100 and MI300X.
+_COOL, _PROCESSOR = 989 / 3.35 / 2, 989e12 / 132
 #: FLOPs of vectors for a weight that becomes 16 bits, without a measurement: the middle of three
 #: kernels of Hopper (H200 has 277 a clock and processor, which turn 25, 45 and 90 weights).
 _EXPANDED = 6
@@ -119,7 +120,10 @@ def seconds_in_step(machine: Machine, kernels: Sequence[Kernel]) -> Floats:
         return seconds
     kept = efficiency.sustained
     share = np.array([kept.experts if _is_grouped(machine, k) else 1.0 for k in kernels])
-    busy = np.array([_busy(k) for k in kernels], dtype=float)
+    compute = machine.compute
+    peaks = (rate.value * float(DTYPE_BYTES[str(t)]) / 2 for t, rate in compute.matrix.items())
+    cool = _COOL * min(max(peaks) / compute.processors.value / _PROCESSOR, 1.0) ** 0.5
+    busy = np.array([_busy(k, cool) for k in kernels], dtype=float)
     return seconds * (1 + busy * (1 / (kept.products * share) - 1))
 
 
@@ -131,15 +135,15 @@ def _is_grouped(machine: Machine, kernel: Kernel) -> bool:
     return own and kernel.form in (EXPERTS, TRITON_BLOCKS, DEEPGEMM) and kernel.extents[0] > 1
 
 
-def _busy(kernel: Kernel) -> float:
-    """How much of the loss of sustained load a product or attention has: none up to `_COOL` FLOPs
+def _busy(kernel: Kernel, cool: float) -> float:
+    """How much of the loss of sustained load a product or attention has: none up to `cool` FLOPs
     for each element that it moves, all of it from twice as many on, and a linear share between
-    these (an assumption). The bounds do not depend on the device: otherwise a faster memory would
-    make the start of small kernels slower."""
+    these (an assumption). The bounds do not depend on the memory of the device: otherwise a faster
+    one would make the start of small kernels slower."""
     if kernel.kind == "memory":
         return 0.0
     elements = kernel.bytes / float(DTYPE_BYTES[kernel.dtype])
-    return min(max(kernel.flops / max(elements, 1) / _COOL - 1, 0.0), 1.0)
+    return min(max(kernel.flops / max(elements, 1) / cool - 1, 0.0), 1.0)
 
 
 def _seconds(
