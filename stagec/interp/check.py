@@ -40,8 +40,9 @@ class NumericCheck:
     lockstep on a mesh with axes of size 2. Both runs have the same inputs and the same sizes, which
     satisfy all assumptions after the pass. The loss (result 0) must not change, and neither may the
     other results if their number does not. Parameters that a pass cuts from a packed one have its
-    numbers; padding is zero. Programs are not compared if the pass replaces their symbols or other
-    arguments, or makes a serving step of a forward pass.
+    numbers; padding is zero, and so are arguments that it adds, as adapters begin. Programs are not
+    compared if the pass replaces their symbols or other arguments, or makes a serving step of a
+    forward pass.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,8 @@ class NumericCheck:
         if not stage_functions(module):
             inputs |= _parts_of(before, self._origins, module, inputs)
         args = [a for func in module.functions for a in func.body.args if a.tensor.part is None]
-        inputs |= random_inputs([a for a in args if a.name not in inputs], whole, 0)
+        fresh = {a.name: a.tensor.shape for a in args if a.name not in inputs}
+        inputs |= {n: np.zeros([evaluate(s, whole) for s in shape]) for n, shape in fresh.items()}
         expected = _run(before, sizes, inputs, f"before pass '{name}'")
         _compare(name, module, expected, _run(module, sizes, inputs, f"after pass '{name}'"))
         self.checked.append(name)

@@ -90,15 +90,15 @@ def set_clause(fields: dict[str, Any], token: str, coords: _Names) -> None:
     """Set the fields of a type for any other clause. Raises `SyntaxLimitError`."""
     name, names = str(token), tuple(n for n, _ in coords)
     if name in ("sum", "max") and coords:
-        fields["partial"] = Partial(name, names)
+        _set_once(fields, "partial", Partial(name, names), token)
     elif name in ROLES:
-        fields["role"] = name
+        _set_once(fields, "role", name, token)
         return
     elif name == "part" and coords and coords[0][1] is not None:
-        fields["part"] = (coords[0][0], coords[0][1])
+        _set_once(fields, "part", (coords[0][0], coords[0][1]), token)
         return
     elif name == "on" and coords and coords[0][1] is not None:
-        fields["stage"] = (coords[0][0], coords[0][1])
+        _set_once(fields, "stage", (coords[0][0], coords[0][1]), token)
         return
     elif name != "rep":
         known = ("sum", "max", "rep", "mem", "on", "load", "routed", "part", *ROLES)
@@ -109,3 +109,19 @@ def set_clause(fields: dict[str, Any], token: str, coords: _Names) -> None:
             or "use sum(axis), max(axis), rep, param, state, mem(..), on(..), load(..), routed(..)",
         )
     fields["placed"] = True
+
+
+#: The clauses that set a field of a type.
+_CLAUSES = {"partial": "sum(..) or max(..)", "role": "role", "part": "part(..)", "stage": "on(..)"}
+
+
+def _set_once(fields: dict[str, Any], field: str, value: object, token: str) -> None:
+    if field in fields:
+        raise SyntaxLimitError(
+            f"a type has one {_CLAUSES[field]}, '{token}' is another one",
+            token,
+            "keep one of them: several axes stand in one clause, as in sum(dp, tp)"
+            if field == "partial"
+            else "keep one of them",
+        )
+    fields[field] = value

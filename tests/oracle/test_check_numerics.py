@@ -137,6 +137,18 @@ BUFFERS_OF_STAGES = """stg.module @m {
   }
 }
 """
+ADAPTERS = """stg.module @m {
+  stg.symbols[B = 4, D = 2]
+  stg.strategy @s {
+    stg.lora[targets = w, rank = 2]
+  }
+  stg.func @f(%x: f32[B, D], %w: f32[D, D | param]) -> f32[] {
+    %y = stg.einsum["bd,de->be"](%x, %w)
+    %l = stg.sum["be->"](%y)
+    stg.return(%l)
+  }
+}
+"""
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,partition"
 
 
@@ -227,6 +239,7 @@ def test_literal_sizes_that_do_not_become_small_are_refused(tmp_path: Path) -> N
         ),
         pytest.param(FOUR_MICROBATCHES, STEP, id="more microbatches than tiny sizes have"),
         pytest.param(BUFFERS_OF_STAGES, f"{STEP},stages", id="buffers that stages receive into"),
+        pytest.param(ADAPTERS, "infer-shapes,add-lora", id="adapters"),
     ],
 )
 def test_a_correct_program_has_no_finding(tmp_path: Path, text: str, passes: str) -> None:

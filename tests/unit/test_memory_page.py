@@ -233,6 +233,23 @@ document.body.replaceChildren(JSON.stringify(seen));
 </script></body>"""
 
 
+#: Draws the first chart at several widths; lists texts that end outside of it.
+_NARROW = """<script>
+const seen = { outside: [], problems };
+for (let wide = 340; wide <= 1000; wide += 60) {
+  document.documentElement.style.width = `${wide}px`;
+  redraw();
+  const chart = all("svg.chart")[0], box = chart.viewBox.baseVal;
+  for (const text of chart.querySelectorAll("text")) {
+    const { x, width } = text.getBBox();
+    if (x < 0 || x + width > box.width) seen.outside.push(`${wide} px: ${text.textContent}`);
+  }
+}
+document.documentElement.removeAttribute("style");
+document.body.replaceChildren(JSON.stringify(seen));
+</script></body>"""
+
+
 def seen_in_browser(page: Path, probe: str, folder: Path, place: str = "") -> dict[str, Any]:
     """What a script at the end of the page leaves as its body; `place` is behind its address."""
     probed = folder / "probed.html"
@@ -250,6 +267,12 @@ def seen_in_browser(page: Path, probe: str, folder: Path, place: str = "") -> di
     seen: dict[str, Any] = json.loads(unescape(match[1]))
     assert seen["problems"] == []
     return seen
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_texts_end_inside_of_the_chart(page: Path, tmp_path: Path) -> None:
+    """Also on a phone, where the operation at the peak has no room beside it."""
+    assert seen_in_browser(page, _NARROW, tmp_path)["outside"] == []
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")

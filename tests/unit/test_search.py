@@ -695,6 +695,23 @@ def test_reasons_add_up() -> None:
     assert limits(best, {}) == "computation 80%, bubble 20%"
 
 
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (1234.0, "+1,234 s"),
+        (1.5, "+1.5 s"),
+        (0.9999, "+1 s"),
+        (0.109, "+109 ms"),
+        (-0.00207, "-2.07 ms"),
+        (0.000489, "+489 us"),
+        (0.0, "+0 us"),
+    ],
+)
+def test_differences_have_the_unit_of_their_size(more: float, text: str) -> None:
+    best = {"bubble": 10.0}
+    assert reason({"bubble": 10.0 + more}, best, {}, {}).startswith(f"{text} (")
+
+
 def test_files_of_one_name_are_two_machines(tmp_path: Path) -> None:
     """Rows name the file, and each file has its price."""
     prices: dict[str, float] = {}

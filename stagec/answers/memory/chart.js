@@ -190,7 +190,8 @@ class Chart {
     shape(this.svg, "circle", { class: "peak", cx: middle, cy: y, r: 4 });
     const place = { x: middle, "text-anchor": anchor };
     const name = shape(this.svg, "text", { ...place, class: "halo", y: y - 9 }, at);
-    const fits = name.getComputedTextLength() < (anchor === "middle" ? 0.65 : 0.95) * this.width;
+    const room = { start: 1 - part, end: part, middle: 2 * Math.min(part, 1 - part) }[anchor];
+    const fits = name.getComputedTextLength() < room * this.width;
     if (!fits) name.remove();
     shape(this.svg, "text", { ...place, class: "strong halo peak-text", y: y - (fits ? 23 : 9) }, `peak ${bytesText(this.most)}`);
   }

@@ -29,6 +29,13 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / scale:,.3f} {unit}" if unit == "s" else f"{seconds / scale:,.2f} {unit}"
 
 
+def difference_text(seconds: float) -> str:
+    """`+1.2 s`, `-56.7 ms`: three digits."""
+    scale, unit = next((u for u in _UNITS if abs(seconds) >= 0.9995 * u[0]), _UNITS[-1])
+    long = abs(seconds) >= 999.5
+    return f"{seconds:+,.0f} s" if long else f"{seconds / scale:+.3g} {unit}"
+
+
 def spreads_table(spreads: Mapping[str, Mapping[str, float]]) -> Table:
     """A table of seconds of served requests by figure: the mean and percentiles."""
     names = ("mean", *(f"p{n}" for n in PERCENTILES))

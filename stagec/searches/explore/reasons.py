@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Mapping
 
+from stagec.answers.time.table import difference_text
+
 Seconds = Mapping[str, float]
 _EXPOSED = "exposed "
 _COMPUTE = ("matrix products", "attention", "element-wise", "launch gaps", "interference")
@@ -38,7 +40,7 @@ def limits(breakdown: Seconds, levels: Mapping[str, str]) -> str:
 def reason(
     mine: Seconds, best: Seconds, levels: Mapping[str, str], best_levels: Mapping[str, str]
 ) -> str:
-    """`+1.20 s (+11.0%): exposed tp all_gather over infiniband +8.1%, bubble +3.0%`: the time of a
+    """`+1.2 s (+11.0%): exposed tp all_gather over infiniband +8.1%, bubble +3.0%`: the time of a
     step beyond the best one, largest differences first, in percent of the best step."""
     total = sum(best.values()) or 1.0
     more = sum(mine.values()) - total
@@ -46,6 +48,6 @@ def reason(
     changes = {n: one.get(n, 0.0) - other.get(n, 0.0) for n in {**one, **other}}
     order = sorted(changes.items(), key=lambda c: (-abs(c[1]), c[0]))
     largest = [f"{n} {d / total:+.1%}" for n, d in order[:_MOST] if abs(d) / total >= _LEAST]
-    ahead = f"{more:+.3g} s ({more / total:+.1%})"
+    ahead = f"{difference_text(more)} ({more / total:+.1%})"
     because = ", ".join(largest) or "no part differs by as much as 0.2%"
     return f"{ahead}: {because}"
