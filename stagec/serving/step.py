@@ -73,6 +73,17 @@ class Step:
         return sum(c.count * c.sampled for c in self.classes)
 
     @property
+    def sequences(self) -> int:
+        """The number of sequences."""
+        return sum(c.count for c in self.classes)
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs of a query and a key in its causal mask without a window:
+        n*(q*c + q*(q + 1)/2), summed over classes of n sequences with q new and c cached tokens."""
+        return sum(c.count * (c.new * c.cached + c.new * (c.new + 1) // 2) for c in self.classes)
+
+    @property
     def structure(self) -> tuple[tuple[int, bool, bool], ...]:
         """What distinguishes the modules of two steps, apart from sizes. For each class: its new
         tokens if all are sampled (latents are absorbed for so few of them), else 0; whether some

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_experts_without_weights_have_no_copies(tmp_path: Path, options: dict[st
     config.write_text(json.dumps(small("longcat_flash", n_routed_experts=4)))
     sizes = {"B": 4}
     plain = JobOptions(str(config), sizes=sizes, capacity_factor=Fraction(6))
-    job = replace(plain, capacity_factor=Fraction(9), redundant_experts=2, **options)
+    job = plain.changed(capacity_factor=Fraction(9), redundant_experts=2, **options)
     for past in (1, 6, 11):
         inputs: dict[str, Array] = {}
         expected = logits_of(plain, past, inputs, 2)
