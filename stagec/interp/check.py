@@ -209,7 +209,7 @@ def _run(
 def _compare(
     name: str, module: Module, before: Mapping[str, Array], after: Mapping[str, Array]
 ) -> None:
-    for i, (one, y) in enumerate(_pairs(before, after)):
+    for i, (one, y) in enumerate(_pairs(before, after, staged=is_staged(module))):
         x = filled(one, y.shape) if y.size > one.size else one
         if x.shape == y.shape and np.allclose(x, y, rtol=_TOLERANCE, atol=_TOLERANCE):
             continue
@@ -221,10 +221,10 @@ def _compare(
 
 
 def _pairs(
-    before: Mapping[str, Array], after: Mapping[str, Array]
+    before: Mapping[str, Array], after: Mapping[str, Array], *, staged: bool
 ) -> Iterator[tuple[Array, Array]]:
     """Pairs of results to compare, the loss first: by position, or by name with pipeline stages."""
-    if len(before) == len(after) and before.keys() != after.keys():
+    if not staged and len(before) == len(after) and before.keys() != after.keys():
         yield from zip(before.values(), after.values(), strict=True)
         return
     losses = [next(iter(results)) for results in (before, after)]

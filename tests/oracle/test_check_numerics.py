@@ -17,6 +17,7 @@ STRATEGIES = {
     "all": ["--dp", "2", "--tp", "2", "--sp", "--zero", "3"],
     "zero1-accumulated": ["--dp", "2", "--zero", "1", "--microbatches", "2"],
     "gathered loss": ["--tp", "2", "--sp", "--no-vocab-parallel", "--tp-inputs", "save-gathered"],
+    "offloaded stages": ["--pp", "2", "--schedule", "interleaved", "--offload", "optimizer"],
 }
 WRONG_PASS = '''
 from dataclasses import dataclass
@@ -167,6 +168,7 @@ def plugin(tmp_path: Path) -> Path:
         (LLAMA, "one device"),
         (LLAMA, "gathered loss"),
         (GPT, "all"),
+        (LLAMA, "offloaded stages"),
         pytest.param(LLAMA, "all", marks=EXHAUSTIVE),
         pytest.param(LLAMA, "zero1-accumulated", marks=EXHAUSTIVE),
         pytest.param(MIXTRAL, "fsdp", marks=EXHAUSTIVE),
