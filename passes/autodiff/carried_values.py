@@ -89,7 +89,9 @@ class _HandOver:
         self._registry, self._forward, self._back = registry, forward, back
         what = take_recompute(forward)
         self._what = (
-            replace(what, policy="full_replay") if replays and what.policy == "full" else what
+            replace(what, policy="full_replay")
+            if replays and what.policy == "full" and not what.keep
+            else what
         )
         self._recalled: dict[Value, Value] = {}
         self._carry = carried(forward)

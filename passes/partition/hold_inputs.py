@@ -66,8 +66,8 @@ class HoldInputs(Pass):
           stg.inputs[tokens = shared, rotations = made]
         }
         stg.func @f (
-            %t: i32[B@dp, S], %q: bf16[B@dp, S, H, K], %wide_t: i32[2, B@dp, S | bucket]) ->
-            bf16[B@dp, S, H, K] {
+            %t: i32[B@dp, S], %q: bf16[B@dp, S, H, K], %batch_q: bf16[B@dp, S, H, K | bucket],
+            %wide_t: i32[2, B@dp, S | bucket]) -> bf16[B@dp, S, H, K] {
           %rotations = stg.workspace : bf16[2, S, K | rep]
           %r = stg.rope(%q) : bf16[B@dp, S, H, K]
           %d = stg.rope[inverse, phase = backward](%r) : bf16[B@dp, S, H, K]

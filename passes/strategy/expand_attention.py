@@ -26,7 +26,7 @@ from stagec.passes.strategy.local_sizes import is_on_rank
 
 #: Attributes of attention that the unfused ops can express.
 _OF_SCORES = {"sinks", "causal", "window", "rsqrt", "softcap", "alibi", "bias", "wide_scores"}
-_PLAIN = {*_OF_SCORES, "given_type", "made_mask", "phase"}
+_PLAIN = {*_OF_SCORES, "by_head", "given_type", "made_mask", "phase"}
 
 
 class ExpandAttention(Pass):

@@ -99,7 +99,7 @@ def ring_attention(
                 remedy="use --cp-order plain",
             )
         op.attrs["ring"] = ring.order
-        for code in ("given_type", "made_mask", "wide_scores"):  # model code has no ring
+        for code in ("by_head", "given_type", "made_mask", "wide_scores"):  # model code has no ring
             op.attrs.pop(code, None)
         _run_in_steps(module, op, strategy.one(KernelsRule).ring)
         for message in (*op.definition.verify(op), *_another_sequence(op)):

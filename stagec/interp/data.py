@@ -62,7 +62,7 @@ def _holds(relation: Relation, env: Mapping[str, int]) -> bool:
     """Whether a relation holds. It does not if a size is not whole."""
     try:
         return relation.holds(env)
-    except NotAnIntegerError:
+    except (NotAnIntegerError, ZeroDivisionError):
         return False
 
 

@@ -7,6 +7,7 @@ sizes. Ranks that should agree are compared, so a missing or wrong collective is
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product as combinations
+from math import prod
 
 import numpy as np
 
@@ -82,7 +83,9 @@ class Interpreter:
 
     def scatter(self, whole: Array, type_: TensorType) -> Locals:
         """The part of a whole array on each rank, after padding."""
-        whole = filled(whole, [evaluate(s, self.env) for s in type_.shape])
+        shape = [evaluate(s, self.env) for s in type_.shape]
+        if whole.size < prod(shape):
+            whole = filled(whole, shape)
         return [whole[self._window(type_, coords)] for coords in self.ranks]
 
     def _window(self, type_: TensorType, coords: Mapping[str, int]) -> tuple[Array, ...]:

@@ -300,7 +300,7 @@ class JobBuilder:
         lines, given = self._stack, None if self.from_texts else self._given
         names = {n for op in module.declaring("symbols", "axes") for n in op.attrs}
         strategy, serves = module.ops("stg.strategy")[0], self.serving is not None
-        self.session.report(*of_other_steps(lines, serves=serves))
+        self.session.report(*of_other_steps(self.options.stack or "", lines, serves=serves))
         added = apply_stack(strategy, lines, given=given, serves=serves, names=names)
         whose = {op: self._origin(op) for op in strategy.body.ops if op not in added}
         self._origins = {**whose, **added} if lines else {}

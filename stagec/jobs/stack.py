@@ -219,7 +219,7 @@ def apply_stack(
     return origins
 
 
-def of_other_steps(lines: Sequence[StackLine], *, serves: bool) -> Iterator[Diagnostic]:
+def of_other_steps(name: str, lines: Sequence[StackLine], *, serves: bool) -> Iterator[Diagnostic]:
     """A warning about a stack of trainers in a step of serving, or of an engine in one of training.
     Engines state a scheduler; trainers have statements of training, and no scheduler."""
     engine = any(line.op.name == SchedulerOp.name for line in lines)
@@ -229,9 +229,7 @@ def of_other_steps(lines: Sequence[StackLine], *, serves: bool) -> Iterator[Diag
     if serves:
         text = "a trainer: it has no scheduler ('stg.scheduler'), and says nothing about serving"
         remedy = "--stack vllm, sglang and trtllm do"
-    yield Diagnostic(
-        f"the stack {lines[-1].stack} is that of {text}", severity="warning", remedy=remedy
-    )
+    yield Diagnostic(f"the stack {name} is that of {text}", severity="warning", remedy=remedy)
 
 
 def stack_flags(lines: Sequence[StackLine], given: Collection[str]) -> dict[str, Any]:

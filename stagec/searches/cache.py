@@ -15,8 +15,12 @@ from stagec import __version__
 from stagec.jobs.pod_options import options_of, pod_names
 from stagec.jobs.request.command_line import job_words
 from stagec.jobs.request.configurations import is_file_name
+from stagec.jobs.session import Session
+from stagec.jobs.stack import SUFFIX, read_stack
 from stagec.machines import load_machine
+from stagec.pipeline.plugins import load_plugins
 from stagec.support.files import write_file
+from stagec.text.printer import print_op
 
 if TYPE_CHECKING:
     from stagec.searches.run import Question
@@ -53,7 +57,7 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
     for question in asked:
         pods = [options_of(pod, question.base) for pod in pod_names(question.base)]
         parts += [
-            *(_text(name) for pod in pods for name in (pod.model, pod.stack)),
+            *(text for pod in pods for text in (_text(pod.model), *_stack(pod.stack))),
             *(load_machine(p.on_machine).model_dump_json() for p in pods if p.on_machine),
             sorted(question.sizes.items()),
             sorted(question.base.sizes.items()),
@@ -68,10 +72,19 @@ def _key(given: Mapping[str, Any], asked: Sequence[Question]) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _text(name: str) -> str:
-    """The text of a model or a stack that is a file; the name of one of the library, whose text is
-    part of the code."""
-    return Path(name).read_text("utf-8") if is_file_name(name) else name
+def _text(model: str) -> str:
+    """The text of a model that is a file; the name of a model of the library, whose text is part of
+    the code."""
+    return Path(model).read_text("utf-8") if is_file_name(model) else model
+
+
+def _stack(name: str) -> list[str]:
+    """The lines of a stack that is a file, also those that it extends; or the name of one of the
+    library."""
+    if not name.endswith(SUFFIX):
+        return [name]
+    lines = read_stack(name, Session(), load_plugins(()).registry)
+    return [f"{print_op(line.op)} {line.stack}" for line in lines]
 
 
 def _code() -> list[tuple[str, int, int]]:

@@ -57,8 +57,8 @@ def test_products_compute_in_what_engines_take(
 
 
 def test_fewer_bits_take_less_time_where_there_are_units() -> None:
-    """By the ratio of the rates that kernels reach, of prefill; by none on a machine without, and
-    longer where it is known how long kernels take to expand them."""
+    """By the ratio of the rates that kernels reach, of prefill; on a machine without such units
+    it takes longer, since kernels expand the weights."""
 
     def seconds(machine: str, *words: str) -> float:
         argv = ("time", LLAMA, "--set", "L=2", "--serve", "prefill", "--batch", "8")
@@ -74,10 +74,9 @@ def test_fewer_bits_take_less_time_where_there_are_units() -> None:
     nvfp4 = seconds("b200", *weights("nvfp4"))
     assert nvfp4 < fp8 < bf16
     assert seconds("b200", *weights("mxfp4")) == pytest.approx(fp8, rel=0.01)
-    as_they_are = seconds("b200", *weights("nvfp4"), "--activation-dtype", "bf16")
-    assert as_they_are == pytest.approx(bf16, rel=0.01)
-    assert seconds("a100", *weights("nvfp4")) == pytest.approx(seconds("a100"), rel=0.01)
-    assert seconds("h100-sxm", *weights("nvfp4")) > 1.1 * seconds("h100-sxm")
+    assert seconds("b200", *weights("nvfp4"), "--activation-dtype", "bf16") > 1.1 * bf16
+    for machine in ("a100", "h100-sxm"):
+        assert seconds(machine, *weights("nvfp4")) > 1.1 * seconds(machine)
 
 
 def test_it_says_where_activations_stay_as_they_are() -> None:

@@ -92,6 +92,7 @@ def test_rows_have_them() -> None:
     rows = swept.rows()
     header, *lines = str(swept).splitlines()[2:]
     assert "8 of 10 from" in header
+    assert len(lines[1:]) >= len(rows) == 2
     for line, row in zip(lines[1:], rows, strict=False):
         interval = row["time"]["interval"]
         assert all(seconds_text(interval[n]) in line for n in ("low_seconds", "high_seconds"))

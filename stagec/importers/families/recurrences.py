@@ -188,7 +188,8 @@ def read_xlstm(config: Config) -> ModelText:
         text.symbol(symbol, width // heads, f"{key} * hidden_size / num_heads")
         dims.append(width // heads)
     multiple = config.size("ffn_round_up_to_multiple_of", default=64)
-    inner = _rounded(d * config.ratio("ffn_proj_factor", default=Fraction(2667, 1000)), multiple)
+    width = int(d * config.ratio("ffn_proj_factor", default=Fraction(2667, 1000)))
+    inner = -(-width // multiple) * multiple
     text.symbol("F", inner, "ffn_proj_factor * hidden_size")
     read_size(config, text, "Q", "chunk_size", default=64)
     config.fixed(use_bias=False, add_out_norm=True)
@@ -201,11 +202,7 @@ def read_xlstm(config: Config) -> ModelText:
     gates = (f"down = ({times(1 / bound)})", f"up = ({times(bound)})")
     mixer = text.use("xlstm", "D H_m K P Q", scale, *gates)
     parts = [Sublayer(mixer, "attn"), Sublayer(FeedForward().write(text), "ffn")]
-    tied, cap = config.flag("tie_word_embeddings", default=False), "output_logit_soft_cap"
-    decoder = Decoder(tied=tied, logit_cap=config.positive(cap, default=30))
+    config.skip("tie_word_embeddings")  # its class ties nothing
+    cap = config.positive("output_logit_soft_cap", default=30)
+    decoder = Decoder(tied=False, logit_cap=cap)
     return decoder.write(text, {"layers": Layer(parts)}, ["layers"] * count)
-
-
-def _rounded(number: Fraction, multiple: int) -> int:
-    """The least multiple that is no smaller."""
-    return int(-(-number // multiple)) * multiple

@@ -337,8 +337,8 @@ def attention_seconds(
     longest block. Where a window moves with the queries (`windowed`), a block of t tokens meets
     `keys + t - 1` keys, at most the `(queries + t) / 2` of a causal mask. A block with fewer
     queries has as many rows as instructions take, a multiple of 16, and `least` or more. Where
-    there is one block of queries only, as in decode, and behind cached keys, keys are split over
-    idle processors (hopper/heuristics.h: `num_splits_heuristic`), and a second kernel merges their
+    there is one block of queries only, as in decode, or a part of one behind cached keys, keys are
+    split over idle processors (hopper/heuristics.h: `num_splits_heuristic`), and a second kernel merges their
     results. Movement and computation overlap as in products, at the
     bandwidth of products unless the kernel has its own.
 
@@ -357,7 +357,8 @@ def attention_seconds(
     floats: list[Floats] = [np.asarray(a, dtype=float) for a in given]
     batch, heads, kv_heads, queries, keys, qk, v, size = floats
     processors = machine.compute.processors.value
-    few = (queries == 1) | ((queries < keys) & _pack(queries, heads / kv_heads, c.queries))
+    behind = (queries < np.minimum(keys, c.queries)) & (not backward)  # a few, and cached keys
+    few = (queries == 1) | (behind & _pack(queries, heads / kv_heads, c.queries))
     share = np.where(c.packed | few, heads / kv_heads, 1)  # heads in a block
     together = queries * share
     rows = np.minimum(c.queries, _ROWS * np.ceil(np.maximum(together, c.least) / _ROWS))
@@ -375,7 +376,7 @@ def attention_seconds(
     blocks = batch * heads / share * in_head
     longest = np.ceil(met / _KEYS)
     most: Floats = np.clip(np.floor(processors / blocks), 1, longest)
-    parts: Floats = np.where((in_head == 1) | (queries < keys), most, 1)
+    parts: Floats = np.where((in_head == 1) | behind, most, 1)
     longest = np.ceil(longest / parts)
     blocks = blocks * parts
     waves: Floats = np.ceil(blocks / processors)
