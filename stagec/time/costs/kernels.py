@@ -338,9 +338,9 @@ def attention_seconds(
     `keys + t - 1` keys, at most the `(queries + t) / 2` of a causal mask. A block with fewer
     queries has as many rows as instructions take, a multiple of 16, and `least` or more. Where
     there is one block of queries only, as in decode, or a part of one behind cached keys, keys are
-    split over idle processors (hopper/heuristics.h: `num_splits_heuristic`), and a second kernel merges their
-    results. Movement and computation overlap as in products, at the
-    bandwidth of products unless the kernel has its own.
+    split over idle processors (hopper/heuristics.h: `num_splits_heuristic`), and a second kernel
+    merges their results. Movement and computation overlap as in products, at the bandwidth of
+    products unless the kernel has its own.
 
     Backward has five products in place of two, so `compute` is `(3 qk + 2 v) / (qk + v)` times as
     long, at `backward` times the rate.
