@@ -1,5 +1,6 @@
 """From a configuration to the text of its model, by the reader of its family."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 
 from stagec.importers.family import ModelFamily, known_families
@@ -26,9 +27,9 @@ _OTHER_FILES: Mapping[str, str] = {
     "base_model_name_or_path": "a configuration of an adapter",
     "speculators_model_type": "a draft model of speculators",
     "pooling_mode_cls_token": "a part of a sentence-transformers model",
-    "quantization": "a configuration of quantization",
     "pretrained_config": "a configuration of an engine of TensorRT-LLM",
     "mapping": "a configuration of a checkpoint of TensorRT-LLM",
+    "quantization": "a configuration of quantization",
     "ssm_cfg": "a configuration of mamba_ssm",
     "dim": "the sizes of a release's own code, such as params.json",
     "initial_context_length": "the sizes of a release's own code",
@@ -97,11 +98,14 @@ def _family_of(
             else _named_by_class(config, known) or "give the config.json of a model",
         )
     name = config.text(key, default="")
-    if name.endswith("Pipeline"):
+    if key == "_class_name" and name.endswith("Pipeline"):
+        has_transformer = "transformer" in config.members
         raise error(
             f"{config.file} is an index of a pipeline of diffusers, {name!r:.60}",
             config.place(key),
-            remedy="give the config.json in its folder 'transformer'",
+            remedy="give the config.json in its folder 'transformer'"
+            if has_transformer
+            else "it has no transformer, and no other denoiser is read",
         )
     if name not in known and name in NOT_MODELED:
         raise error(
@@ -123,8 +127,9 @@ def _family_of(
 
 
 def _named_by_class(config: Config, known: Collection[str]) -> str | None:
-    """A remedy that names the model type of the class in `architectures`, if one begins it."""
+    """A remedy that names the model type of the class in `architectures`, if it is read."""
     names = config.strings("architectures") if config.is_list("architectures") else ()
-    plain = {name: name.replace("_", "").replace("-", "") for name in known}
-    types = [n for n, p in plain.items() if names and names[0].lower().startswith(p)]
-    return f'add the key: "model_type": "{max(types, key=len)}"' if types else None
+    stem = re.split(r"For[A-Z]|Model|LMHead", names[0])[0].lower() if names else ""
+    types = (name for name in known if name.replace("_", "").replace("-", "") == stem)
+    first = next(types, None)
+    return None if first is None else f'add the key: "model_type": "{first}"'

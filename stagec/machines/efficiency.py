@@ -50,7 +50,8 @@ class NetworkEfficiency(Text):
     rank after the other). `direct` are those of an engine's own kernels, which access the memory of
     other ranks: all_reduces in `one_shot` and `two_shot` (`stg.collectives`), and `messages` of
     tokens to experts (DeepEP, see `stg.moe`); a level without them uses only the communication
-    library. `direct_fitted` names the data that these were fitted on.
+    library, as `direct = {}` states: an innermost level that joins each device with each has the
+    mean of five devices by default. `direct_fitted` names the data that these were fitted on.
     """
 
     protocols: dict[str, Protocol] = Field(min_length=1)

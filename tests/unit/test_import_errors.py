@@ -327,3 +327,9 @@ def test_a_model_type_that_is_missing_is_that_of_the_class(architecture: str, ki
     with pytest.raises(DiagnosticError) as caught:
         import_model(Source("c.json", f'{{"architectures": ["{architecture}"]}}'), BUILT_IN)
     assert f'add the key: "model_type": "{kind}"' in str(caught.value.diagnostics[0].remedy)
+
+
+def test_a_class_that_is_not_read_has_no_model_type() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        import_model(Source("c.json", '{"architectures": ["LlamaMoEForCausalLM"]}'), BUILT_IN)
+    assert "llama" not in str(caught.value.diagnostics[0].remedy)

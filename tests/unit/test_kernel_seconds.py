@@ -643,6 +643,23 @@ def test_weights_of_4_bits_take_time_to_become_16(name: str) -> None:
     assert seconds("tpu-v5e", 16, "expands") == seconds("tpu-v5e", 16, "")
 
 
+@pytest.mark.parametrize("name", ["a100-80g", "mi300x", "h100-sxm", "b200"])
+def test_a_prompt_behind_more_cached_keys_takes_longer(name: str) -> None:
+    """1,024 tokens of one sequence, 4 heads on 1, without and behind cached tokens."""
+    machine, prompt = load_machine(name), 1024
+    seconds = [
+        float(
+            attention_seconds(
+                *(machine, "bf16", 1, 4, 1, prompt, cached + (prompt + 1) / 2, 128, 128),
+                2 * (4 * prompt + 2 * (cached + prompt)) * 128,
+                causal=True,
+            )
+        )
+        for cached in (0, 256, 500, 520, 1024, 4096)
+    ]
+    assert seconds == sorted(seconds)
+
+
 @pytest.mark.parametrize("name", ["a100-80g", "l40s", "mi325x", "h200", "b200"])
 @pytest.mark.parametrize(("heads", "kv_heads", "qk", "v"), [(32, 1, 576, 512), (16, 2, 128, 128)])
 def test_a_few_queries_behind_cached_keys_take_no_more_than_one_by_one(

@@ -161,7 +161,8 @@ def test_answers_are_kept_by_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_answers_are_kept_by_the_texts_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A changed machine of a part, or a changed stack, is another question."""
+    """A changed machine of a part, or a changed stack, also one that it extends, is another
+    question."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     machine, stack = tmp_path / "mine.toml", tmp_path / "mine.stg"
     part = PartText("e", "encoder", f"dp=4,on-machine={machine}")
@@ -179,6 +180,21 @@ def test_answers_are_kept_by_the_texts_of_files(
     assert [is_kept(), is_kept()] == [False, True]
     stack.write_text("stg.stack @mine { stg.fusion[none] }")
     assert [is_kept(), is_kept()] == [False, True]
+    stack.write_text('stg.stack @mine[extends = "under.stg"] {}')
+    for shared in ("stg.fusion[none]", "stg.fusion[products]"):
+        (tmp_path / "under.stg").write_text(f"stg.stack @under {{ {shared} }}")
+        assert [is_kept(), is_kept()] == [False, True]
+
+
+def test_a_stack_of_the_library_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it the folder of that name, such as a checkout."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vllm").mkdir()
+    base = JobOptions("llama3-8b", stack="vllm")
+    question = Question(base, {}, Layers(0, 0, 0), Space({}), machines()["h100-sxm"], 1, None)
+    given = {"cache": True, "neighbours": False, "levers": False, "sensitivity": False}
+    assert cached(given, [question], lambda: {"proven": True}) == {"proven": True}
 
 
 @pytest.mark.parametrize(

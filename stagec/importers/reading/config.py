@@ -65,6 +65,11 @@ class Config:
     def _is_ignored(self, key: str) -> bool:
         return key in self._ignored.keys or self._where + key in self._ignored.keys
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The keys that were read so far."""
+        return frozenset(self._asked)
+
     # -- presence ----------------------------------------------------------------------------------
 
     @property
@@ -319,7 +324,11 @@ class Config:
         sizes = [v for v in (mine, inner._members[key].value) if _is_integer(v, -1, MAX_NUMBER)]
         if len(set(sizes)) > 1 and not has_no_effect(key):
             message = f"is {_shown(sizes[1])}, but '{self._where}{key}' is {_shown(sizes[0])}"
-            raise inner.refuse(key, message)
+            raise error(
+                f"'{inner._where}{key}' {message}",
+                inner.place(key),
+                remedy="delete the wrong one of the two from the file",
+            )
 
     def drop(self, key: str) -> bool:
         """Treat a key as absent, and return whether it was present with a value other than null."""
