@@ -136,7 +136,7 @@ class StepModules:
     @cached_property
     def _replicas(self) -> Sequence[Mapping[str, int]]:
         env, strategy = self.builder.module.env, read_strategy(self.builder.module)
-        own = strategy.axes_of(strategy.batch)
+        own: tuple[str, ...] = strategy.axes_of(strategy.batch)
         for each in self.classes(_ANY) if self._split > 1 else ():
             met = {a for group in each.groups for a in group.axes}
             met |= {axis for _, axis, _ in each.ways} | each.coords.keys()

@@ -199,7 +199,7 @@ def network_defaults(kind: str, *, innermost: bool) -> dict[str, object]:
     (github.com/NVIDIA/nccl-tests, issues 267 and 290).
     """
     if kind != "fat-tree":
-        inside = {"protocols": _NCCL_INSIDE, "pairs": _PAIRS, "multicast": _NVLS}
+        inside: dict[str, object] = {"protocols": _NCCL_INSIDE, "pairs": _PAIRS, "multicast": _NVLS}
         return {**inside, "direct": _ENGINES} if innermost and kind != "ring" else inside
     direct = {"messages": _MESSAGES}
     return {

@@ -245,7 +245,8 @@ def _flat(row: SweepRow) -> dict[str, object]:
     cells |= {name: row[name] for name in _NUMBERS}
     cells |= {_column(name, "bytes"): size for name, size in row["memory"].items()}
     time = dict(row.get("time", {}))
-    parts, interval = time.pop("breakdown", {}), time.pop("interval", None) or {}
+    parts = time.pop("breakdown", {})
+    interval: Mapping[str, object] = time.pop("interval", None) or {}
     cells |= {f"interval_{name}": value for name, value in interval.items()}
     cells |= {name: value for name, value in time.items() if name not in cells}
     cells |= {_column(part, "seconds"): seconds for part, seconds in parts.items()}
