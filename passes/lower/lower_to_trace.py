@@ -32,7 +32,7 @@ from stagec.ir.own_gathers import OwnGather, names_of_nodes, own_gathers
 from stagec.ir.rewrite import carried
 from stagec.ir.serving_step import DECODE
 from stagec.ir.traits import CopiesMemory, Free, Recalls, Repeats, Terminates
-from stagec.ir.types import CACHED, NODE
+from stagec.ir.types import NODE
 from stagec.ir_spec.ops.comm import (
     AllToAll,
     Collective,
@@ -46,6 +46,7 @@ from stagec.ir_spec.strategy.moe import DEEPEP, MoeRule
 from stagec.ir_spec.strategy.tp_inputs import TpInputsRule
 from stagec.ir_spec.strategy.tp_outputs import TpOutputsRule
 from stagec.passes.lower.beside_gathers import Attrs, KernelsBesideGathers, Parts
+from stagec.passes.lower.graphs import graph_attributes
 from stagec.passes.lower.kernels import KernelForms, attributes, fused_attributes, fused_operations
 from stagec.passes.lower.shared_actions import SharedActions, nodes_of, taken_by
 from stagec.passes.lower.shared_work import SharedWork
@@ -122,30 +123,12 @@ def _lower(
     parts: Parts,
     known: SharedActions | None,
 ) -> None:
-    mesh = module.mesh
-    attrs: dict[str, RawAttr] = {n: func.attrs[n] for n in ("over", "stages") if n in func.attrs}
-    axes = [a for a in (mesh.axes if mesh else ()) if a != attrs.get("over")]
-    stages = attrs.get("stages", ())
-    attrs["ranks"] = axis_size(axes) * (len(stages) if isinstance(stages, tuple) and stages else 1)
-    attrs |= {n: func.attrs[n] for n in ("parameters", "trainable") if n in func.attrs}
-    if "parameters" not in attrs:
-        attrs |= module.parameter_counts()
-    if any(a.tensor.role in CACHED for f in module.functions for a in f.body.args):
-        attrs |= _served(func)
     b = Builder(module.registry, module.root.body, func.position(), loc=func.loc)
+    attrs = graph_attributes(module, func)
     graph = b.op("et.graph", (), attrs, types=(), symbol=func.symbol)
     graph.origin = func
     _Lowering(module, costs, parts, known).function(func.body, graph.make_region())
     module.root.body.ops.remove(func)  # it is not erased: nodes refer to its ops
-
-
-def _served(func: Operation) -> dict[str, RawAttr]:
-    """The indices of the arguments of a step of serving that are caches, and of those with
-    tokens."""
-    roles = [a.tensor.role for a in func.body.args]
-    caches = tuple(i for i, role in enumerate(roles) if role in CACHED)
-    inputs = tuple(i for i, role in enumerate(roles) if not role)
-    return {n: values for n, values in (("caches", caches), ("inputs", inputs)) if values}
 
 
 class _Lowering:
