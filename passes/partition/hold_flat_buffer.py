@@ -17,9 +17,10 @@ from stagec.api import (
 )
 from stagec.ir.rewrite import enclosing
 from stagec.ir.traits import Accumulates
-from stagec.ir_spec.ops.pipeline import ActionOp
 from stagec.ir_spec.strategy.dtypes import on_the_wire
 from stagec.ir_spec.strategy.gradients import GradientsRule
+from stagec.models import is_shipped
+from stagec.sharding.stages import accumulation, stage_functions
 
 
 class HoldFlatBuffer(Pass):
@@ -67,10 +68,16 @@ class HoldFlatBuffer(Pass):
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
-        elements = const(strategy.one(GradientsRule).flat)
+        rule = strategy.one(GradientsRule)
+        elements = const(rule.flat)
+        if stage_functions(module):
+            if not is_shipped(rule.loc):
+                remark = "'flat' of 'stg.gradients' changes nothing in stages of a pipeline"
+                module.diagnostics.remark(remark, rule.loc)
+            return
         for func in module.functions:
             trained = [a for a in func.body.args if a.tensor.role == "param"]
-            if not trained or any(isinstance(op.definition, ActionOp) for op in func.body.walk()):
+            if not trained or all(op.phase != "backward" for op in func.body.walk()):
                 continue
             wire = on_the_wire(strategy.dtypes, strategy.zero, trained[0].tensor.dtype)
             type_ = _flat(wire, elements)
@@ -89,11 +96,9 @@ def _flat(dtype: str, elements: Expr) -> TensorType:
 def _hold(module: Module, func: Operation, types: list[TensorType]) -> None:
     """Add tensors that exist during backward, in place: with a copy in each microbatch, else to the
     end of all."""
-    steps = next((op for op in func.body.ops if op.has(Accumulates)), None)
+    steps = accumulation(func)
     region = func.body if steps is None or len(types) == 1 else steps.body
     back = [enclosing(op, region) for op in func.body.walk() if op.phase == "backward"]
-    if not back:
-        return
     first, last = (each(back, key=Operation.position) for each in (min, max))
     phase = "forward" if first.has(Accumulates) else "backward"  # of the first microbatch
     b = module.before(first, loc=func.loc, phase=phase)

@@ -199,8 +199,7 @@ def _keep_outputs(module: Module, func: Operation, accumulate: Operation) -> Non
 def _keep_graph(module: Module, func: Operation, accumulate: Operation) -> None:
     """Keep the values that forward of a chunk saves until the gradients of its weights are
     computed, except for the loss, which is detached before, and logits, which no gradient needs.
-    Keep the gradients of received values
-    to the end of the step."""
+    Keep the gradients of received values to the end of the step."""
     forwards, backs = (
         {action.integer("chunk"): action for action in _actions(accumulate, kind)}
         for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)

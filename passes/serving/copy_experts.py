@@ -17,6 +17,7 @@ from stagec.api import (
     read_strategy,
 )
 from stagec.ir.infer import infer_again
+from stagec.ir_spec.ops.moe import Dispatch
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 
 #: The parameter of ops that choose among experts with copies.
@@ -76,7 +77,7 @@ def copy_experts(module: Module, count: int) -> None:
             f"copy-experts expects 0 or more copies, found {count}",
             remedy="give a positive number, as in copy-experts{count=32}",
         )
-    dispatches = [op for op in module.walk() if op.name == "stg.dispatch" and "slots" in op.attrs]
+    dispatches = [op for op in module.walk() if _chooses_slots(op)]
     stored = {op.expr("slots"): op.expr("count") for op in dispatches}
     routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
     if not routers and "part" not in module.main.attrs:  # another part may have the experts
@@ -105,6 +106,11 @@ def copy_experts(module: Module, count: int) -> None:
         all_experts, choices = op.expr("count"), op.expr("slots")
         op.attrs["slots"] = all_experts * (choices - count) / (all_experts - count)
     infer_again(module)
+
+
+def _chooses_slots(op: Operation) -> bool:
+    """Whether an op deals rows of a router that also chooses experts without weights."""
+    return isinstance(op.definition, Dispatch) and "slots" in op.attrs
 
 
 def _chosen_by(op: Operation, experts: Expr) -> Iterator[Value]:

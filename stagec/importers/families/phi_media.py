@@ -113,9 +113,11 @@ def _sounds(heard: Config, idle: Idle, *, normed: bool) -> None:
     distance = table.size("bias_max_distance", "t5_bias_max_distance", default=1000)
     both = not table.flag("bias_symmetric", "t5_bias_symmetric", default=False)
     text.symbol("B_a", distance * (1 + both), "distances between frames")
-    for part in {settings, table} - {heard}:
-        part.fixed(type="t5")
-        part.finish()
+    if settings is not heard:
+        settings.finish()
+    if table is not heard:
+        table.fixed(type="t5")
+        table.finish()
     steps = heard.size("time_reduction", default=8, most=bands)
     if steps & (steps - 1) or steps == 1:
         raise heard.wrong("time_reduction", "a power of 2, from 2")
