@@ -143,8 +143,8 @@ class FlashAttention(_Flash):
 
     def eager_forms(self) -> Mapping[str, EagerForm]:
         return {
-            "attention": self._repeated_heads,
             "normed_keys": self._copied_heads,
+            "attention": self._repeated_heads,
             **dict.fromkeys(NO_KERNEL, _expanded),
             "joined_queries": self._by_head,
         }

@@ -48,11 +48,11 @@ class BucketOp(Statement):
     cut, and the gradient with which a call reaches its size completes it. Each chunk of a pipeline
     stage has separate calls. PyTorch's first call, of 1 MiB, is not modeled.
 
-    With `copies` the buffers of calls exist beside the gradients. With `views` gradients are parts
-    of these buffers, which stay across steps, whatever `stg.gradients[lifetime]` says: the engine
-    makes a gradient, and adds up those of several uses and microbatches (`no_sync`), in a tensor of
-    its own, which ends when it is copied (torch/csrc/distributed/c10d/reducer.cpp:
-    `mark_variable_ready_dense`).
+    With `copies` the buffers of calls exist beside the gradients. With `views`, which precedes,
+    gradients are parts of these buffers, which stay across steps, whatever
+    `stg.gradients[lifetime]` says: the engine makes a gradient, and adds up those of several uses
+    and microbatches (`no_sync`), in a tensor of its own, which ends when it is copied
+    (torch/csrc/distributed/c10d/reducer.cpp: `mark_variable_ready_dense`).
     """
 
     name, record = "stg.bucket", BucketRule

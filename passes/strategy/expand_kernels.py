@@ -97,10 +97,10 @@ def _counts_products(strategy: Strategy) -> bool:
 
 
 def _named(rule: KernelsRule, op: Operation, *, counts: bool) -> Iterator[str]:
-    """The names of the forms that an op has. If recompute `counts` products, gate and up are two
-    products, and the values computed from them are always recomputed."""
-    for name in rule.eager:
-        if name in op.definition.eager_forms():
+    """The names of the forms that an op has, in its order. If recompute `counts` products, gate and
+    up are two products, and the values computed from them are always recomputed."""
+    for name in op.definition.eager_forms():
+        if name in rule.eager:
             yield op.name.partition(".")[2] if name == IN_PLACE and counts else name
 
 
