@@ -27,6 +27,7 @@ from stagec.ir_spec.ops.moe import Combine, Dispatch
 from stagec.ir_spec.ops.served_adapters import AdapterProduct, LoraExpand
 from stagec.ir_spec.strategy.collectives import CollectivesRule
 from stagec.ir_spec.strategy.fusion import FusionRule
+from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.ir_spec.strategy.kernels import CUTLASS, KernelsRule
 from stagec.sharding.work import data_of, is_computation, is_product, viewed, work_of
 
@@ -90,7 +91,8 @@ class FuseKernels(Pass):
         kernels = [kernel for func in module.functions for kernel in fuse_kernels(func, rule)]
         for func in module.functions:
             mark_continued(func, rule, reduced=norms, ordered=ordered)
-        added = rule.gradients and not any(map(_adds_to_sum, kernels))
+        kept = strategy.one(GradientsRule).stand_ins == "kept"  # then products take no memory
+        added = rule.gradients and not kept and not any(map(_adds_to_sum, kernels))
         joined = rule.products and not any(map(_is_one_product, kernels))
         rows = rule.caches and not any(map(_appends, kernels))
         others = (k for k in kernels if not (_adds_to_sum(k) or _is_one_product(k) or _appends(k)))

@@ -35,7 +35,7 @@ def is_file_name(name: str) -> bool:
 
 def check_no_weights(name: str, loc: Loc = UNKNOWN) -> None:
     """Raise `DiagnosticError` at `loc` for a file of weights."""
-    if name.endswith(WEIGHTS):
+    if name.lower().endswith(WEIGHTS) and not Path(name).is_dir():
         raise error(
             f"{name} is a file of weights",
             loc,
