@@ -36,12 +36,16 @@ BOTH_IN_PLACE = "gate_up_in_place"
 _BOTH = Param("both", "flag", "with in_place: of gate and of up, so that there is no scratch")
 JOINED = Param("joined", "flag", "model code computes gate and up by one product")
 _WITH_SCRATCH = IndexRule("a...,az...->az...,a...", whole="z")
+#: With a weight for each row of experts: of the op, and of its gradient.
+_WEIGHTED = IndexRule("azbcm,abc->abcm", whole="z")
+_WEIGHTED_GRAD = IndexRule("abcm,azbcm,abc->azbcm,abc", whole="z")
 
 
 class Gated(OpDef):
-    """Base class of gated activations, from which their gradients are derived."""
+    """Base class of gated activations, from which their gradients are derived. With weights, each
+    row of experts is also times its own: one more FLOP, 3 in backward."""
 
-    operands = ("gate_up",)
+    operands = ("gate_up", "weights?")
     index = IndexRule("az...->a...", whole="z")
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
     gradient: ClassVar[str]  # what the documentation of the gradient adds
@@ -66,10 +70,14 @@ class Gated(OpDef):
             yield f"dimension 1 holds gate and up, expected a size of 2: {op.operands[0].type}"
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
-        return product(n.values()) / n["z"] * (self.curve(op).cost + 1 + self.more(op))
+        cost = self.curve(op).cost + len(op.operands) + self.more(op)
+        return product(n.values()) / n["z"] * cost
+
+    def rule(self, op: Operation) -> Rule | None:
+        return _WEIGHTED.of(op) if len(op.operands) > 1 else super().rule(op)
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
-        return gradients(b, op, [*grads, *op.operands])[:1]
+        return gradients(b, op, [*grads, *op.operands])[: len(op.operands)]
 
     def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
         """The op that is applied to the gate, with its attributes; None if there is no such op."""
@@ -113,41 +121,51 @@ class Gated(OpDef):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         gate, up = _clamped(op, args[0])
-        return [self.curve(op).value(gate) * up]
+        made = self.curve(op).value(gate) * up
+        return [made * args[1][..., None] if len(args) > 1 else made]
 
 
 class GatedGrad(OpDef):
     """Base class of gradients of gated activations. With `in_place`, the result overwrites the
     buffer of gate and up, and `scratch` is the half of it that the kernel cannot overwrite. If gate
     and up were recomputed, the kernel also recomputes their product: `scratch` is this product, and
-    nothing is overwritten. With `both` all is overwritten, and there is no scratch."""
+    nothing is overwritten. With `both` all is overwritten, and there is no scratch. With weights of
+    rows, the last result is their gradient."""
 
-    operands = ("dy", "gate_up")
+    operands = ("dy", "gate_up", "weights?")
     results = ("result", "scratch?")
     index = IndexRule("a...,az...->az...", whole="z")
     traits: ClassVar[tuple[Trait, ...]] = (Fusible(),)
     of: ClassVar[Gated]
 
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        own, weights = op.operands[0].tensor.dtype, op.operands[2:]
+        return [own, *(v.tensor.dtype for v in weights)] if weights else super().dtypes(op)
+
     def rule(self, op: Operation) -> Rule | None:
+        if len(op.operands) > 2:
+            return _WEIGHTED_GRAD.of(op)
         scratch = op.flag("in_place") and not op.flag("both")
         return _WITH_SCRATCH.of(op) if scratch else super().rule(op)
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """FLOPs of the gradients of gate and up, and of comparisons with a limit."""
         cost = self.of.curve(op).gradient_cost + 3 + self.of.more(op)
-        cost += 2 if "limit" in op.attrs else 0
+        cost += (2 if "limit" in op.attrs else 0) + 3 * (len(op.operands) - 2)
         return product(n.values()) / n["z"] * cost
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
-        dy, packed = args
+        dy, packed = args[:2]
         (gate, up), curve = _clamped(op, packed), self.of.curve(op)
+        of_weights = [(dy * curve.value(gate) * up).sum(-1) for _ in args[2:]]
+        dy = dy * args[2][..., None] if len(args) > 2 else dy
         dgate, dup = dy * up * curve.derivative(gate), dy * curve.value(gate)
         if "limit" in op.attrs:
             limit = ratio(op, "limit", 0)
             dgate = dgate * (packed[:, 0] <= limit)
             dup = dup * (np.abs(packed[:, 1]) <= limit)
         made = np.stack([dgate, dup], axis=1)
-        return [made, np.zeros_like(dgate)][: len(op.results)]
+        return [made, *of_weights, np.zeros_like(dgate)][: len(op.results)]
 
     def reuses(self, op: Operation, result: int) -> int | None:
         made = op.operands[1].producer

@@ -56,18 +56,7 @@ class Dispatch(OpDef):
     example = "%xs = stg.dispatch[count = E](%x, %experts) : bf16[E, B, S*T/E, D]"
 
     def rule(self, op: Operation) -> Rule:
-        count = op.expr("count")
-        k = op.operands[1].tensor.shape[-1] * count / op.expr("slots", count)
-        capacity = op.expr("capacity", ONE)
-        return make_rule(
-            ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d",
-            whole=_whole(op),
-            linear=[0],
-            numbered="s",
-            sizes={"e": count, "c": k * capacity / count},
-            loads={"c": load} if (load := _load(op)) else {},
-            routed={} if "capacity" in op.attrs else {"c": Routed(count, k, op.flag("spread"))},
-        )
+        return _rows_rule(op, ",".join(("bsd", "bst", "bst")[: len(op.operands)]) + "->eb(sc)d")
 
     def verify(self, op: Operation) -> Iterator[str]:
         count = op.expr("count")
@@ -95,6 +84,54 @@ class Dispatch(OpDef):
             copies = copies * args[2][..., None]
         out[tuple(i[kept] for i in place)] = copies[kept]
         return [out]
+
+
+class DispatchWeights(OpDef):
+    """Copies the weight of each choice of a token to its row in the buffers of experts, on each
+    rank: [B, S, T] to [E, B, C], as `stg.dispatch` with the same parameters copies the token.
+    Rows without a token have weight 0."""
+
+    name = "stg.dispatch_weights"
+    operands = ("weights", "experts")
+    params = Dispatch.params
+    example = "%ws = stg.dispatch_weights[count = E](%weights, %experts) : f32[E, B, S*T/E]"
+
+    def rule(self, op: Operation) -> Rule:
+        return _rows_rule(op, "bst,bst->eb(sc)")
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*grads, op.operands[1]])
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.expr("slots", op.expr("count")) if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        weights, experts = args
+        buffers = op.result.tensor.dims
+        out = np.zeros([ctx.size(d.local) for d in buffers])
+        place, kept = _rows(experts, out, ctx.start(buffers[0]))
+        out[tuple(i[kept] for i in place)] = weights[kept]
+        return [out]
+
+
+class DispatchWeightsGrad(OpDef):
+    """Gradient of `stg.dispatch_weights`: copies that of each row back to its choice of a token,
+    [E, B, C] to [B, S, T]."""
+
+    name = "stg.dispatch_weights_grad"
+    operands = ("dws", "experts")
+    params = (_LOCAL,)
+    example = "%dw = stg.dispatch_weights_grad(%dws, %experts) : f32[B, S, T]"
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule("eb(sc),bst->bst", whole=_whole(op), linear=[0], numbered="s")
+
+    def index_bound(self, op: Operation, operand: int) -> Expr | None:
+        return op.operands[0].tensor.shape[0] if operand == 1 else None
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dws, experts = args
+        return [_copies(dws[..., None], experts, ctx.start(op.operands[0].tensor.dims[0]))[..., 0]]
 
 
 class Combine(OpDef):
@@ -324,6 +361,21 @@ def _capacity(y: Value, experts: Value) -> dict[str, RawAttr]:
         attrs["capacity"] = factor
     load = y.tensor.dims[2].load
     return attrs | ({"load_from": load.first} if load is not None else {})
+
+
+def _rows_rule(op: Operation, text: str) -> Rule:
+    """The rule of an op that fills the rows of experts."""
+    count = op.expr("count")
+    k = op.operands[1].tensor.shape[-1] * count / op.expr("slots", count)
+    return make_rule(
+        text,
+        whole=_whole(op),
+        linear=[0],
+        numbered="s",
+        sizes={"e": count, "c": k * op.expr("capacity", ONE) / count},
+        loads={"c": load} if (load := _load(op)) else {},
+        routed={} if "capacity" in op.attrs else {"c": Routed(count, k, op.flag("spread"))},
+    )
 
 
 def _whole(op: Operation) -> str:

@@ -46,6 +46,14 @@ class MoeRule(Record):
         "order of the ranks.",
         software=True,
     )
+    weights: str = flagged(
+        "moe_weights",
+        "Results of experts are multiplied by the weights of tokens where they are added up "
+        "(results), or their gated activations are, by weights that are sent with the tokens "
+        "(activation).",
+        choices=("results", "activation"),
+        software=True,
+    )
     two_batches: bool = flagged(
         "two_batch_overlap",
         "With --serve: two half batches, one of which computes while the tokens of the other "
@@ -74,6 +82,12 @@ class MoeOp(Statement):
     results back (`sort-expert-rows`; Megatron-Core, token_dispatcher.py, `sort_chunks_by_idxs`), in
     forward and backward. `deepep` delivers rows in the order of their experts, so `sort` has no
     effect with it.
+
+    Results are multiplied by the weights of tokens where they are added up, and backward keeps
+    them. With `weights = activation`, weights are sent with the tokens, and the kernel of a gated
+    activation multiplies by them, so that backward keeps no results (`weigh-activations`;
+    Megatron-Core from 0.12 on, core/transformer/moe/experts.py, `weighted_bias_swiglu_impl` in
+    `TEGroupedMLP.forward`).
 
     With `gather`, nothing is sent to an expert. Tokens that are split over the ranks of the experts
     are gathered, a rank fills the buffers of its own experts, and the results for each token are

@@ -11,6 +11,7 @@ from stagec.api import (
     Pass,
     Phase,
     Strategy,
+    Value,
     const,
     error,
     evaluate,
@@ -105,6 +106,7 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
     if not ops:
         return
     _check_kinds(ops, strategy)
+    numbers: dict[Value, Expr] = {}  # the first layer of the ops that read these choices
     for op in ops:
         count = op.expr("count")
         name = count.symbol_name
@@ -114,10 +116,11 @@ def _set_loads(module: Module, strategy: Strategy) -> None:
                 remedy="declare it in stg.symbols, and write count = E",
             )
         _check_counts(strategy, name, module.env.get(name))
-        load = Load(name, _known(module, first, loc))
+        new = op.operands[1] not in numbers
+        load = Load(name, _known(module, numbers.setdefault(op.operands[1], first), loc))
         _check_symbols(module, load, op.loc)
         op.attrs["load_from"] = const(load.first)
-        first += _layers(op)
+        first += _layers(op) if new else const(0)
     _check_layers(module, strategy, first)
 
 

@@ -424,6 +424,9 @@ class JobFlags(TypedDict, total=False):
     #: Copy rows from an all-to-all into the order of their experts, and results back into the order
     #: of the ranks.
     moe_sort: bool | None
+    #: Results of experts are multiplied by the weights of tokens where they are added up (results),
+    #: or their gated activations are, by weights that are sent with the tokens (activation).
+    moe_weights: Literal["results", "activation"] | None
     #: With --serve: two half batches, one of which computes while the tokens of the other travel to
     #: experts and back.
     two_batch_overlap: bool | None
