@@ -30,13 +30,13 @@ from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.jobs.request.options import IDEAL
 from stagec.jobs.session import Session
 from stagec.machines import Machine, load_machine
+from stagec.machines.changes import with_tiles
 from stagec.machines.efficiency import Sustained
 from stagec.machines.kernel_efficiency import (
     AttentionEfficiency,
     MatmulEfficiency,
     MemoryEfficiency,
 )
-from stagec.machines.reading import with_tiles
 from stagec.support.files import write_file
 from stagec.time.step import Issued, step_time
 from stagec.validation.measured_servers import SMALL, measured_servers

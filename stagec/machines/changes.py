@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast, get_args
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError
 
 from stagec.machines.figures import KINDS, Figure, Unit, listed, quantity
+from stagec.machines.kernel_efficiency import tile_defaults
 from stagec.support.diagnostics import error
 from stagec.support.json_values import is_object
 from stagec.support.suggest import did_you_mean
@@ -60,7 +61,25 @@ def _at(machine: Machine, path: str, apply: _Apply) -> Machine:
             f"machine '{machine.name}' has no figure '{path}'",
             remedy=did_you_mean(path, known) or f"the figures are: {', '.join(known)}",
         )
-    return changed
+    return with_tiles(changed) if path.startswith("compute.") else changed
+
+
+def with_tiles(machine: Machine) -> Machine:
+    """The machine with the constants that follow from the size of a processor, where neither its
+    text nor a change states them."""
+    compute, efficiency = machine.compute, machine.efficiency
+    peaks = (each for each in (compute.matrix.get(name) for name in ("bf16", "f16")) if each)
+    peak = next(peaks, None)
+    if peak is None:
+        return machine
+    defaults = tile_defaults(peak.value / compute.processors.value, compute.clock.value)
+    changed: dict[str, Any] = {}
+    for name, values in zip(("matmul", "attention"), defaults, strict=True):
+        own = getattr(efficiency, name)
+        lacks = {n: v for n, v in values.items() if n not in own.model_fields_set}
+        changed[name] = own.model_copy(update=lacks)
+        changed[name].model_fields_set.difference_update(lacks)  # still derived
+    return machine.model_copy(update={"efficiency": efficiency.model_copy(update=changed)})
 
 
 def _walk(node: Any, path: list[str], apply: _Apply, hint: Any) -> Any:

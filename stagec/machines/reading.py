@@ -8,9 +8,9 @@ from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
+from stagec.machines.changes import with_tiles
 from stagec.machines.efficiency import collective_defaults, network_defaults
 from stagec.machines.figures import listed
-from stagec.machines.kernel_efficiency import tile_defaults
 from stagec.machines.schema import Machine
 from stagec.support import texts
 from stagec.support.diagnostics import Diagnostic, DiagnosticError, error
@@ -183,23 +183,6 @@ def _completed(tables: Tables) -> Tables:
             network[name] = {**network_defaults(kind, innermost=innermost), **own}
     first = {"collectives": collective_defaults(str(levels[0].get("kind")))}
     return {**tables, "efficiency": {**first, **efficiency, "network": network}}
-
-
-def with_tiles(machine: Machine) -> Machine:
-    """The machine with the constants that follow from the size of a processor, where its text does
-    not state them."""
-    compute, efficiency = machine.compute, machine.efficiency
-    peaks = (each for each in (compute.matrix.get(name) for name in ("bf16", "f16")) if each)
-    peak = next(peaks, None)
-    if peak is None:
-        return machine
-    defaults = tile_defaults(peak.value / compute.processors.value, compute.clock.value)
-    changed: dict[str, Any] = {}
-    for name, values in zip(("matmul", "attention"), defaults, strict=True):
-        own = getattr(efficiency, name)
-        lacks = {n: v for n, v in values.items() if n not in own.model_fields_set}
-        changed[name] = own.model_copy(update=lacks)
-    return machine.model_copy(update={"efficiency": efficiency.model_copy(update=changed)})
 
 
 def _diagnostic(problem: Any, place: Loc) -> Diagnostic:

@@ -78,6 +78,17 @@ def test_a_faster_device_makes_no_kernel_slower(
     assert np.all(np.diff(times, axis=0) <= 1e-12)
 
 
+@pytest.mark.parametrize("own", ["", 'efficiency.matmul.tile = "3 us"\n'])
+def test_a_swept_figure_has_what_follows_from_it(own: str) -> None:
+    """As if the text stated the other figure; what a text or a sweep states stays."""
+    text = own + DATA_SHEET
+    swept = read_machine("x", text).changed({"compute.processors": 16})
+    written = read_machine("x", text.replace("value = 128", "value = 16"))
+    assert swept.efficiency == written.efficiency
+    tile = {"efficiency.matmul.tile": "5 us"}
+    assert swept.changed(tile).scaled("compute.clock", 2).efficiency.matmul.tile == 5e-6
+
+
 def test_what_was_not_measured_sustains_what_measured_devices_do() -> None:
     """0.83 to 0.95 of current software; at watts that its matrix units cannot use a device loses
     nothing, nor do TPUs, whose rate is that of steps."""
