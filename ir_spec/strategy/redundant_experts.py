@@ -19,9 +19,9 @@ class CopiesRule(Record):
 
 class CopiesOp(Statement):
     """Ranks have copies of some experts, so that the tokens of a popular expert go to several ranks
-    (DeepSeek's expert parallelism load balancer; arXiv 2412.19437, section 3.4). E includes the
-    copies, and a rank has E/ep of all; routers choose among the experts of the model. The load is
-    even over all.
+    (DeepSeek's expert parallelism load balancer; arXiv 2412.19437, section 3.4). E becomes the
+    number with copies, and a rank has E/ep of all; routers choose among the experts of the model,
+    in its groups. The load is even over all.
     """
 
     name, record = "stg.redundant_experts", CopiesRule

@@ -1,6 +1,6 @@
 """copy-experts: adds redundant experts, copies of some of those among which the router chooses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field, replace
 
 from stagec.api import (
@@ -15,9 +15,12 @@ from stagec.api import (
     error,
     evaluate,
     read_strategy,
+    symbol,
 )
+from stagec.ir.core import substitute_attr
 from stagec.ir.infer import infer_again
 from stagec.ir_spec.ops.moe import Dispatch
+from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 
 #: The parameter of ops that choose among experts with copies.
@@ -28,14 +31,16 @@ class CopyExperts(Pass):
     """Add redundant experts, copies of popular experts on servers (`stg.redundant_experts`):
     routers choose among the others.
 
-    The number of experts of the module includes copies. Routers, and the values that only they use,
-    get the dimension without copies. The load is even over all experts. Experts without weights,
-    which `stg.dispatch[slots]` says a router also chooses, have no copies.
+    The number of experts of the module, E, becomes that with copies. Routers, the values that only
+    they use, and assumptions, such as that groups of experts divide them, keep that without. The
+    load is even over all experts. Experts without weights, which `stg.dispatch[slots]` says a
+    router also chooses, have no copies.
 
     Before:
         stg.strategy @s {
           stg.redundant_experts[count = 32]
         }
+        stg.symbols[B, S, D, T, E = 256]
         stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E | frozen]) {
           %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E]
           %g, %e = stg.route[k = T](%l) : (f32[B, S, T], i32[B, S, T])
@@ -46,6 +51,7 @@ class CopyExperts(Pass):
         stg.strategy @s {
           stg.redundant_experts[count = 32]
         }
+        stg.symbols[B, S, D, T, E = 288]
         stg.assume[E >= 64]
         stg.func @f(%x: bf16[B, S, D], %r: bf16[D, E - 32 | frozen]) {
           %l = stg.einsum["bsd,de->bse"](%x, %r) : bf16[B, S, E - 32]
@@ -77,6 +83,7 @@ def copy_experts(module: Module, count: int) -> None:
             f"copy-experts expects 0 or more copies, found {count}",
             remedy="give a positive number, as in copy-experts{count=32}",
         )
+    _add(module, count)
     dispatches = [op for op in module.walk() if _chooses_slots(op)]
     stored = {op.expr("slots"): op.expr("count") for op in dispatches}
     routers = [op for op in module.walk() if COPIES in op.definition.params_by_name]
@@ -106,6 +113,16 @@ def copy_experts(module: Module, count: int) -> None:
         all_experts, choices = op.expr("count"), op.expr("slots")
         op.attrs["slots"] = all_experts * (choices - count) / (all_experts - count)
     infer_again(module)
+
+
+def _add(module: Module, count: int) -> None:
+    """Add copies to the number of experts; what is assumed about the model's number stays so."""
+    own: Mapping[str, Expr] = {EXPERTS: symbol(EXPERTS) - count}
+    for op in module.declaring("relations"):
+        op.attrs = {name: substitute_attr(value, own) for name, value in op.attrs.items()}
+    experts = module.symbols.get(EXPERTS)
+    if experts is not None:
+        module.set_values({EXPERTS: experts + count})
 
 
 def _chooses_slots(op: Operation) -> bool:

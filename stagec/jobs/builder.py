@@ -123,7 +123,7 @@ class JobBuilder:
         if self.serving is not None:
             refuse_training(module)
             self._warn_of_quantized(strategy)
-        self._add_redundant_experts(module, strategy)
+        self._check_redundant_experts(strategy)
         if self.options.ranks is not None:
             self._match_ranks(module, self.options.ranks)
         if self.serving is None and (remark := replicated_state(module, strategy)):
@@ -141,20 +141,15 @@ class JobBuilder:
             serving.declare(module)
         return serving
 
-    def _add_redundant_experts(self, module: Module, strategy: Strategy) -> None:
-        """Add redundant experts to the number of experts of the module. Raises `DiagnosticError`
-        for a step of training."""
-        rule, experts = strategy.one(CopiesRule), module.symbols.get(EXPERTS)
-        if not rule.count:
-            return
-        if self.serving is None:
+    def _check_redundant_experts(self, strategy: Strategy) -> None:
+        """Raise `DiagnosticError` for redundant experts in a step of training."""
+        rule = strategy.one(CopiesRule)
+        if rule.count and self.serving is None:
             raise rule.error(
                 "redundant experts need a step of serving: training would give each copy weights "
                 "of its own",
                 remedy="add --serve, or leave out stg.redundant_experts (--redundant-experts)",
             )
-        if experts is not None:
-            module.set_values({EXPERTS: experts + rule.count})
 
     def _read_model(self) -> Source:
         """The text of a file, or of an imported configuration."""

@@ -14,8 +14,11 @@ import pytest
 from stagec.interp.data import random_inputs
 from stagec.interp.pipeline import run_named
 from stagec.ir.opdef import Array
+from stagec.ir_spec.strategy.redundant_experts import CopiesRule
 from stagec.jobs.builder import JobBuilder
 from stagec.jobs.request.options import JobOptions
+from stagec.passes.serving.copy_experts import copy_experts
+from stagec.sharding.strategy import read_strategy
 from tests.configurations import small
 from tests.served import step_modules
 from tests.support import DEEPSEEK, LONG, MIXTRAL, crossed, stagec, tiny_options
@@ -32,6 +35,7 @@ def logits_of(job: JobOptions, past: int, inputs: dict[str, Array], copies: int)
     """The logits of a step of decode on these numbers; new ones are added, and of what has a
     dimension of all experts the copies are those of the first ones."""
     stated, ready = step_modules(job, "decode", 1, past)
+    copy_experts(stated, job.redundant_experts)
     args = stated.main.body.args
     fresh = random_inputs(args, stated.env, 5)
     for name, value in fresh.items():
@@ -95,6 +99,15 @@ def test_copies_are_not_of_the_model(tmp_path: Path) -> None:
     assert 0 <= more - expert < 28 * 6144 * BYTES
 
 
+@pytest.mark.parametrize("ep", [2, 4])
+def test_groups_divide_the_experts_of_the_model(ep: int) -> None:
+    """Routers choose groups among the experts of the model, whatever their copies: 8 groups divide
+    256 experts, but not 260."""
+    step = ("deepseek-v3", "--serve", "decode", "--batch", "8", "--context", "100", "--dp", "4")
+    figures = analysed(*step, "--ep", str(ep), "--redundant-experts", "4")
+    assert figures["model_flops"] == analysed(*step, "--ep", str(ep))["model_flops"]
+
+
 def analysed(*words: str) -> dict[str, Any]:
     ran = stagec("analyze", *words, "--json")
     assert ran.code == 0, ran.err
@@ -126,7 +139,8 @@ def test_presets_hold_the_published_number_of_experts(preset: str, mine: int) ->
     module = JobBuilder(JobOptions("", preset=f"deepseek-v3-{preset}")).module
     mesh = module.mesh
     assert mesh is not None
-    assert module.env["E"] == mine * prod(n or 0 for n in mesh.sizes.values())
+    copies = read_strategy(module).one(CopiesRule).count
+    assert module.env["E"] + copies == mine * prod(n or 0 for n in mesh.sizes.values())
 
 
 @pytest.mark.parametrize(

@@ -659,7 +659,15 @@ def test_copies_of_parameters_that_stay_are_there_when_a_block_runs_again() -> N
 
 
 ENGINES = ("vllm", "sglang", "trtllm")
-TRAINERS = ("torchtitan", "huggingface", "megatron-core", "nemo", "deepspeed", "nanotron")
+TRAINERS = (
+    "torchtitan",
+    "huggingface",
+    "megatron-core",
+    "nemo",
+    "deepspeed",
+    "nanotron",
+    "maxtext",
+)
 
 
 @pytest.mark.parametrize("name", TRAINERS)
