@@ -259,8 +259,7 @@ class AttentionGrad(_Flash):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         """The element types of the operands that the results are gradients of."""
-        count = len(self.rule_results(op))
-        return [v.tensor.dtype for v in op.operands[3 : 3 + count]]
+        return [v.tensor.dtype for v in op.operands[3:]]
 
     def partition(self, b: Builder, op: Operation, special: Splits) -> Sequence[Value]:
         if "s" in special:

@@ -95,8 +95,7 @@ class CausalConv(_Conv):
         return make_rule(text, whole="ks" if b == "bz" else "k", special="s" if b == "b" else "")
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        last = op.operands[-1].tensor.dtype
-        return [op.operands[0].tensor.dtype, last][: 1 + op.flag("state")]
+        return [op.operands[0].tensor.dtype, op.operands[-1].tensor.dtype]
 
     def verify(self, op: Operation) -> Iterator[str]:
         b, c = self.letters(op, 0)
@@ -162,6 +161,7 @@ class CausalConvGrad(_Conv):
     name = "stg.causal_conv_grad"
     operands = ("dy", "x", "w", "bias*")
     results = ("dx", "dw", "dbias?")
+    element_types = ("x", "w", "bias")
     example = (
         "%dx, %dw, %db = stg.causal_conv_grad[silu](%dy, %x, %w, %b) : "
         "(bf16[B, S, D], bf16[D, K], bf16[D])"
@@ -170,9 +170,6 @@ class CausalConvGrad(_Conv):
     def rule(self, op: Operation) -> Rule:
         results = "{b}s{c},{c}k" + (",{c}" if self.bias(op, 1, 2) is not None else "")
         return self.made(op, 1, "{b}s{c}", results, 2)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[1:4]][: len(self.rule(op).results)]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         return self.padded(op, n) * (3 if op.flag("silu") else 2)
@@ -326,6 +323,7 @@ class Shift(OpDef):
     name = "stg.shift"
     operands = ("x", "edge*")
     results = ("result", "last?")
+    element_types = ("x", "edge")
     params = (
         Param("reverse", "flag", "the token behind"),
         STATE,
@@ -347,9 +345,6 @@ class Shift(OpDef):
     def verify(self, op: Operation) -> Iterator[str]:
         if op.flag("state") and op.flag("reverse"):
             yield "expects 'state' or 'reverse', found both"
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands][: 1 + op.flag("state")]
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
         """Keep the last token as state, in fp32."""

@@ -70,6 +70,7 @@ class Compress(_Compressing):
     name = "stg.compress"
     operands = ("kv", "gate", "bias", "state*")
     results = ("result", "last?")
+    element_types = ("kv", "state")
     params = (RATE, _OVERLAP, STATE, PAST)
     example = "%c = stg.compress[rate = 4](%x, %x, %b) : bf16[B, (S - S % 4)/4, D]"
     cost = 8
@@ -81,9 +82,6 @@ class Compress(_Compressing):
             text = "bs{c},bs{c},m{c},bxn{c}->br{k},bxn{c}"
             return self.made(op, text, rows, "xn")
         return self.made(op, "bs{c},bs{c},m{c}->br{k}", whole_rows(tokens, rate), "")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, op.operands[-1].tensor.dtype][: 1 + op.flag("state")]
 
     def verify(self, op: Operation) -> Iterator[str]:
         rows = op.operands[2].tensor.shape[0]
@@ -138,6 +136,7 @@ class CompressGrad(_Compressing):
     name = "stg.compress_grad"
     operands = ("dy", "kv", "gate", "bias")
     results = ("dkv", "dgate", "dbias")
+    element_types = ("kv", "gate", "bias")
     params = (RATE, _OVERLAP)
     example = (
         "%dk, %dg, %db = stg.compress_grad[rate = 4](%dc, %x, %x, %b) : "
@@ -148,9 +147,6 @@ class CompressGrad(_Compressing):
     def rule(self, op: Operation) -> Rule:
         rows = op.operands[0].tensor.shape[1]
         return self.made(op, "br{k},bs{c},bs{c},m{c}->bs{c},bs{c},m{c}", rows, "")
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[1:]]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         dy, kv, gate, bias = args
@@ -343,14 +339,12 @@ class CompressedAttentionGrad(_Attends):
     backward = True
     operands = ("dy", "y", "lse", "q", "k", "sinks", "rows*")
     results = ("dq", "dk", "dsinks", "drows?")
+    element_types = ("q", "k", "sinks", "rows")
     params = CompressedAttention.params
     example = (
         "%dq, %dk, %ds = stg.compressed_attention_grad[window = 128](%da, %a, %lse, %q, %k, %s) : "
         "(bf16[B, S, H, K], bf16[B, S, K], f32[H])"
     )
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[3 : 6 + self.rows(op)]]
 
     def rule(self, op: Operation) -> Rule:
         return self.made(op, "bshk,bshk,bhs,", "bshk,btk,h" + ",brk" * self.rows(op))

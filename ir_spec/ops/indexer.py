@@ -103,14 +103,12 @@ class IndexScoresGrad(OpDef):
     name = "stg.index_scores_grad"
     operands = ("dy", "q", "k", "w?")
     results = ("dq", "dk", "dw?")
+    element_types = ("q", "k", "w")
     params = (CAUSAL, RATE)
     example = (
         "%dq, %dk, %dw = stg.index_scores_grad[causal](%ds, %q, %k, %w) : "
         "(bf16[B, S, H, K], bf16[B, S, K], bf16[B, S, H])"
     )
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[1:]]
 
     def rule(self, op: Operation) -> Rule:
         weights = ",bsh" if len(op.operands) > 3 else ""

@@ -285,7 +285,7 @@ class SavedCrossEntropyGrad(OpDef):
         return [result, *(_of_a_chunk(op, each) for each in scratch)]
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.text("to"), "f32"][: 1 if op.flag(COMPILED.name) else 2]
+        return [op.text("to"), "f32"]
 
     def bytes_touched(self, op: Operation) -> Expr:
         """The scratch is written and read once for each chunk."""
@@ -336,7 +336,7 @@ class LinearCrossEntropy(OpDef):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         x, head = (v.tensor.dtype for v in op.operands[:2])
-        return ["f32", x, x, head][: 3 if op.flag("frozen") else 4]
+        return ["f32", x, x, head]
 
     def infer(self, op: Operation) -> list[Type]:
         loss, dx, scratch, *dhead = super().infer(op)

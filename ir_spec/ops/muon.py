@@ -65,6 +65,7 @@ class NewtonSchulz(OpDef):
     name = "stg.newton_schulz"
     operands = ("x",)
     results = ("result", "scratch")
+    element_types = ("bf16", "bf16")
     params = (
         Param("rows", "ints", "the dimensions of rows", required=True),
         Param("columns", "ints", "the dimensions of columns", required=True),
@@ -97,9 +98,6 @@ class NewtonSchulz(OpDef):
         matrix, places = self._matrix(op), range(op.operands[0].tensor.rank)
         if len({*matrix}) < len(matrix) or not {*matrix} <= {*places}:
             yield f"expects different dimensions of %{op.operands[0].name} as rows and columns"
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["bf16", "bf16"]
 
     def flops(self, op: Operation, n: Sizes) -> Expr:
         batch, less, more, steps = self._sizes(op, n)

@@ -203,6 +203,7 @@ class AdamMoments(OpDef):
     name = "stg.adam_moments"
     operands = ("grad", "m", "v", "clip?")
     results = ("m", "v")
+    element_types = ("m", "v")
     traits = (InPlace(operands=(1, 2)),)
     params = _HYPER
     flops_per_point = 7
@@ -210,9 +211,6 @@ class AdamMoments(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, 2, scalars=len(op.operands) - 3)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in op.operands[1:3]]
 
     def bytes_touched(self, op: Operation) -> Expr:
         grad, _, v = (value.tensor.local_bytes for value in op.operands[:3])
@@ -264,6 +262,7 @@ class AdamApply(OpDef):
     name = "stg.adam_apply"
     operands = ("param", "m", "denominator", "master?")
     results = ("param", "master?")
+    element_types = ("param", "master")
     traits = (InPlace(operands=(0, 3)),)
     params = _HYPER
     flops_per_point = 4
@@ -271,9 +270,6 @@ class AdamApply(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, len(op.operands) - 2)
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in (op.operands[0], *op.operands[3:])]
 
     def bytes_touched(self, op: Operation) -> Expr:
         param, m, denominator, *master = (v.tensor.local_bytes for v in op.operands)
@@ -294,6 +290,7 @@ class ApplyUpdate(OpDef):
     name = "stg.apply_update"
     operands = ("param", "update", "source?")
     results = ("param", "master?")
+    element_types = ("param", "source")
     traits = (InPlace(operands=(0, 2)),)
     params = (Param("master", "flag", "there is a master copy"), *_HYPER)
     flops_per_point = 4
@@ -301,9 +298,6 @@ class ApplyUpdate(OpDef):
 
     def rule(self, op: Operation) -> Rule:
         return pointwise(op, 1 + op.flag("master"))
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [v.tensor.dtype for v in (op.operands[0], *op.operands[2:])][: 1 + op.flag("master")]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         param, update, *source = args

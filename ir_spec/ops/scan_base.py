@@ -229,7 +229,7 @@ class Scan(ScanOp):
         return replace(super().rule(op), summed=frozenset())
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype, "f32"][: len(self.result_names(op))]
+        return [op.operands[0].tensor.dtype, "f32"]
 
     def verify(self, op: Operation) -> Iterator[str]:
         if op.flag("state") and len(op.operands) == len(self.inputs):

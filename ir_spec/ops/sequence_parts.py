@@ -45,9 +45,6 @@ class CarryStates(OpDef):
             text = f"{left},{left.split(',')[0].replace('z', '')}->{right},{right.replace('z', '')}"
         return make_rule(text, whole=whole)
 
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return [op.operands[0].tensor.dtype] * (1 + op.flag("state"))
-
     def verify(self, op: Operation) -> Iterator[str]:
         (states, keeps), _ = parse_rule(op.text("spec"))
         if any(("z",) not in shape for shape in (states, keeps)):

@@ -141,6 +141,7 @@ class LoraShrink(AdapterProduct):
 
     name = "stg.lora_shrink"
     operands = ("x", "a", "adapter", "zeros?")
+    element_types = ("f32",)
     example = '%low = stg.lora_shrink["bsd,zdr,bs->bsr"](%x, %a, %adapter) : f32[B, S, 16]'
 
     def rule(self, op: Operation) -> Rule:
@@ -150,9 +151,6 @@ class LoraShrink(AdapterProduct):
 
     def reuses(self, op: Operation, result: int) -> int | None:
         return self.adapter + 1 if len(op.operands) > self.adapter + 1 else None
-
-    def dtypes(self, op: Operation) -> Sequence[str]:
-        return ["f32"]
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [self._multiplied(op, *args)]

@@ -17,7 +17,7 @@ from stagec.api import (
     made_by,
     read_strategy,
 )
-from stagec.ir.rewrite import carried, slice_into
+from stagec.ir.rewrite import carried, slice_into, stacked
 from stagec.ir.traits import Accumulates, Repeats, Terminates
 from stagec.ir_spec.ops.adam8bit import SMALLEST
 from stagec.ir_spec.ops.parts import arrive, depart
@@ -64,9 +64,6 @@ class AddOptimizer(Pass):
         add_optimizer(module)
 
 
-PASS = "add-optimizer"
-
-
 def add_optimizer(module: Module) -> None:
     """Turn a function that returns (loss, gradients) into one that returns (loss, updated
     parameters and state).
@@ -93,7 +90,7 @@ def add_optimizer(module: Module) -> None:
             f"{len(params)} parameters",
             remedy="return one gradient for each parameter, as 'differentiate' does",
         )
-    b = module.before(end, loc=strategy.loc, by=PASS, phase="optimizer")
+    b = module.before(end, loc=strategy.loc, by=AddOptimizer.name, phase="optimizer")
     clip = None
     if strategy.optimizer.clip != 0 and grads:
         peers = module.main.names("peers")
@@ -113,8 +110,8 @@ class _Updates:
 
     def __init__(self, module: Module, strategy: Strategy, b: Builder) -> None:
         self._module, self._body, self._b = module, module.main.body, b
-        self._placement = StatePlacement(module, strategy, PASS)
-        self._assumptions = Assumptions(module, PASS, strategy.loc)
+        self._placement = StatePlacement(module, strategy, AddOptimizer.name)
+        self._assumptions = Assumptions(module, AddOptimizer.name, strategy.loc)
         self._optimizer = Optimizer(module, strategy, self._assumptions)
         if self._optimizer.form == "in_backward":
             _check_in_backward(module, strategy)
@@ -160,7 +157,7 @@ class _Updates:
         running = {t: self._optimizer.update(b, t) for t in tensors}
         while running:
             for t, update in list(running.items()):
-                b.loc = made_by(PASS, t.param.loc)
+                b.loc = made_by(AddOptimizer.name, t.param.loc)
                 try:
                     next(update)
                 except StopIteration as end:
@@ -173,7 +170,7 @@ class _Updates:
     ) -> Mapping[Value, Sequence[Value]]:
         """A repeat that updates the layers of stacks one after the other."""
         b = self._b
-        b.loc = made_by(PASS, repeat.loc)
+        b.loc = made_by(AddOptimizer.name, repeat.loc)
         attrs = {"count": repeat.expr("count"), "carry": const(0)}
         loop = b.op("stg.repeat", (), attrs, types=())
         region = loop.make_region()
@@ -229,13 +226,8 @@ def _within(op: Operation | None, region: Region) -> Operation | None:
 
 def _stacked(loop: Operation, updated: Sequence[Value], t: TrainedTensor) -> list[Value]:
     """The results of a loop that updates slices of a tensor."""
-    end = loop.body.terminator
-    stacked: list[Value] = []
-    for value, old in zip(updated, t.olds, strict=True):
-        end.add_operand(value)
-        type_ = value.tensor.stacked(loop.expr("count"))
-        stacked.append(loop.add_result(f"{old.name}_new", type_, old.loc))
-    return stacked
+    pairs = zip(updated, t.olds, strict=True)
+    return [stacked(loop, value, f"{old.name}_new", old.loc) for value, old in pairs]
 
 
 def _stack_of(param: Value) -> Operation | None:

@@ -35,7 +35,6 @@ from stagec.memory.buffers import LATER
 from stagec.memory.liveness import is_gathered, updated
 from stagec.support.suggest import did_you_mean
 
-PASS = "offload-to-host"
 HOST, OPTIMIZER = "host", "optimizer"
 
 
@@ -171,11 +170,11 @@ class _Copies:
 
     def before(self, op: Operation) -> Builder:
         """A builder before an operation, in its phase."""
-        return self.module.before(op, by=PASS)
+        return self.module.before(op, by=OffloadToHost.name)
 
     def behind(self, value: Value) -> Builder:
         """A builder directly after a value is made."""
-        return Builder.behind(self.module.registry, value, made_by(PASS, value.loc))
+        return Builder.behind(self.module.registry, value, made_by(OffloadToHost.name, value.loc))
 
 
 def _moved(value: Value, share: Fraction) -> TensorType:
@@ -338,7 +337,7 @@ def _update(
 ) -> None:
     """Copy the offloaded operands of an operation of an update to the device, and their final
     versions to the host."""
-    after = copies.module.after(op, by=PASS)
+    after = copies.module.after(op, by=OffloadToHost.name)
     for result in op.results:
         slot = op.definition.reuses(op, result.index)
         old = updated(result) if op.region is not None else None

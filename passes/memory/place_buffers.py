@@ -11,8 +11,6 @@ from stagec.memory.timeline import DEVICE, HOST, MemoryTimeline
 from stagec.schedule.attached import stages_of
 from stagec.support.suggest import did_you_mean
 
-PASS = "place-buffers"
-
 
 class PlaceBuffers(Pass):
     """State the offset of every buffer in a planned module, for the first stage of each function.
@@ -87,7 +85,7 @@ def _arena(
     if not placement.places:
         return
     times, values = _lifetimes(timeline, space)
-    b = Builder(module.registry, module.root.body, loc=made_by(PASS, func.loc))
+    b = Builder(module.registry, module.root.body, loc=made_by(PlaceBuffers.name, func.loc))
     attrs: dict[str, RawAttr] = {"space": space, "model": policy, "bound": placement.bound}
     attrs |= {"allocated": placement.allocated, "reserved": placement.reserved}
     arena = b.op("stg.arena", (), attrs, symbol=f"{func.symbol}_{space}")
@@ -96,7 +94,7 @@ def _arena(
         first, last = times[number]
         sizes = {"first": first, "last": last, "offset": spot.offset, "bytes": spot.size}
         made = inner.op("stg.buffer", (), {"of": values[number].name, **sizes}, types=())
-        made.loc = made_by(PASS, values[number].loc)
+        made.loc = made_by(PlaceBuffers.name, values[number].loc)
 
 
 def _lifetimes(

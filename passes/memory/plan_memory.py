@@ -17,8 +17,6 @@ from stagec.memory.plan import FunctionPlan, by_name
 from stagec.memory.step import ActionInState, after_work, first_run, first_runs, is_first_run
 from stagec.memory.worst import on_device, on_host, total_of, worst_of
 
-PASS = "plan-memory"
-
 
 class PlanMemory(Pass):
     """Insert `stg.free` where buffers end, and a `stg.memory` that states the bytes of each
@@ -75,7 +73,7 @@ class _Plan:
 
     def state(self) -> None:
         """Add the statements of the plan to the module."""
-        loc = made_by(PASS, self._func.loc)
+        loc = made_by(PlanMemory.name, self._func.loc)
         b, attrs = Builder(self._module.registry, self._module.root.body, loc=loc), self._whole()
         if self._plan.staged:
             stages = self._func.attrs["stages"]

@@ -28,8 +28,6 @@ from stagec.ir.rewrite import carried
 from stagec.ir.traits import Accumulates, FinalGradient, Recasts, Repeats, Terminates
 from stagec.ir_spec.ops.comm import AllReduce
 
-PASS = "hoist-reductions"
-
 
 class HoistReductions(Pass):
     """Move the sums of gradients over axes that split other parameters behind the loops over layers
@@ -132,7 +130,7 @@ def _reduce_outside(
     gradient was reduced. Returns the last op made."""
     users, whole = list(value.uses), value.tensor
     sent = replace(whole, dtype=final.result.tensor.dtype)
-    b = module.after(last, loc=final.loc, by=PASS, phase="gradient")
+    b = module.after(last, loc=final.loc, by=HoistReductions.name, phase="gradient")
     ready = _cast(b, value, replace(sent, partial=_partial(whole, over)))
     summed = b.value("stg.all_reduce", [ready], {"over": over}, type=sent, hint=f"{value.name}_r")
     marked = b.value("stg.gradient", [summed], type=sent, hint=final.result.name)

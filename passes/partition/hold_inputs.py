@@ -16,7 +16,7 @@ from stagec.api import (
     const,
     read_strategy,
 )
-from stagec.ir.rewrite import enclosing, stacked_outside
+from stagec.ir.rewrite import bind, enclosing, stacked_outside
 from stagec.ir.traits import Repeats
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.attention import FlashAttention
@@ -196,8 +196,7 @@ def _cast_tables(module: Module, func: Operation) -> None:
             for type_ in _tables(block.body) if back.phase == "backward" else ():
                 made = first.value("stg.workspace", type=type_, hint="rotations")
                 (stack,) = stacked_outside([made])
-                back.add_operand(stack)
-                kept = back.body.add_arg(made.name, type_, back.loc)
+                kept = bind(back, stack, made)
                 end = module.before(back.body.terminator, loc=back.loc, phase="backward")
                 end.op("stg.discard", [kept], types=())
 

@@ -39,8 +39,6 @@ from stagec.sharding.assignment import (
 )
 from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
 
-PASS = "insert-collectives"
-
 
 class InsertCollectives(Pass):
     """Insert the collectives that bring each operand to the placement that its op needs.
@@ -130,7 +128,7 @@ class _Inserter:
         self._terminator(region)
 
     def _before(self, op: Operation) -> Builder:
-        return self._module.before(op, by=PASS)
+        return self._module.before(op, by=InsertCollectives.name)
 
     # -- required placements -----------------------------------------------------------------------
 

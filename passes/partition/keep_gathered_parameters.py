@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
 from stagec.ir.builder import RawAttr
-from stagec.ir.rewrite import enclosing, repeats_in, replace_op
+from stagec.ir.rewrite import bind, enclosing, repeats_in, replace_op, stacked
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
@@ -196,7 +196,4 @@ def _alike(a: Operation, b: Operation) -> bool:
 
 def _handed_over(forward: Operation, back: Operation, value: Value) -> Value:
     """Stack a value of `forward` and bind it in `back`; returns the argument of `back`."""
-    forward.body.terminator.add_operand(value)
-    stacked = value.tensor.stacked(forward.expr("count"))
-    back.add_operand(forward.add_result(value.prefixed("kept_"), stacked, value.loc))
-    return back.body.add_arg(value.name, value.tensor, value.loc)
+    return bind(back, stacked(forward, value, value.prefixed("kept_")), value)

@@ -1,7 +1,7 @@
 """shard-units: gathers parameters outside of blocks in the units that the strategy states."""
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
-from stagec.ir.rewrite import enclosing, repeats_in
+from stagec.ir.rewrite import bind, enclosing, repeats_in
 from stagec.ir_spec.strategy.flag_values import Axes
 from stagec.ir_spec.strategy.shard_units import ShardUnitsRule
 from stagec.sharding.gathers import gathers_of
@@ -104,8 +104,7 @@ def _gather_again(module: Module, place: Operation, source: Value, chain: list[O
     """Gather a parameter that no operation in a backward repeat reads, before an operation."""
     value, back = chain[0].operands[0], place.parent_op
     if value is not source and back is not None:
-        back.add_operand(source)
-        value = back.body.add_arg(value.name, value.tensor, value.loc)
+        value = bind(back, source, value)
     b = module.before(place, loc=chain[-1].loc, phase="backward")
     for op in chain:
         attrs = {n: a for n, a in op.attrs.items() if n != "phase"}

@@ -10,8 +10,6 @@ from stagec.pipeline.peers import peer_module
 from stagec.program.parts import PartCrossing, PartEnd, PartWay, ends_of, part_crossings, pod_of
 from stagec.support.diagnostics import NotAnIntegerError
 
-PASS = "connect-parts"
-
 
 class ConnectParts(Pass):
     """Insert the messages to and from one other part of the model.
@@ -63,7 +61,7 @@ def _message(
     module: Module, end: PartEnd, attrs: dict[str, RawAttr], crossing: PartCrossing
 ) -> Operation:
     op, way = end.op, end.way
-    b = module.before(op, by=PASS)
+    b = module.before(op, by=ConnectParts.name)
     if isinstance(op.definition, Arrive):
         pieces = 1 if crossing.whole else len(crossing.way.of)
         given = {"source": way.source, "pieces": pieces, **attrs}

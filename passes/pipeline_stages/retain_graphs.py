@@ -8,14 +8,12 @@ from functools import partial
 from stagec.api import Builder, Module, Operation, Pass, Phase, Value, made_by, read_strategy
 from stagec.ir.clone import Copier
 from stagec.ir.core import renumber
-from stagec.ir.rewrite import drop_unused_results, repeats_in
+from stagec.ir.rewrite import bind, drop_unused_results, repeats_in, stacked
 from stagec.ir.traits import Accumulates, EndsLifetime, Recalls, Repeats, Terminates
 from stagec.ir_spec.ops.pipeline import ActionOp, RecvOp
 from stagec.ir_spec.strategy.stage_buffers import WEIGHTS, StageBuffersRule
 from stagec.passes.pipeline_stages.sections import ActionKind, yielded
 from stagec.sharding.stages import stage_functions
-
-PASS = "retain-graphs"
 
 
 class RetainGraphs(Pass):
@@ -295,8 +293,7 @@ def _fuse(first: Operation, second: Operation) -> None:
         elif outer in taken:
             value = taken[outer]
         else:
-            first.add_operand(outer)
-            value = body.add_arg(arg.name, arg.tensor, arg.loc)
+            value = bind(first, outer, arg)
         arg.replace_with(value)
     place = 0
     for op in second.body.ops[:-1]:
@@ -331,7 +328,7 @@ class _Graph:
         old, gradients = second.body.ops[:-1], list(end.operands)
         second.body.ops[:] = [end]
         for number, operations in enumerate(self._weights):
-            copier = Copier({}, {}, lambda name: name, partial(made_by, PASS))
+            copier = Copier({}, {}, lambda name: name, partial(made_by, RetainGraphs.name))
             for op in (*self._again, *operations) if saved else operations:
                 self._insert(copier, op)
             gradients[number] = copier.values[gradients[number]]
@@ -413,14 +410,11 @@ class _Graph:
             if value in first.body.args:
                 outer = first.operands[value.index]
             else:
-                first.body.terminator.add_operand(value)
-                stack = value.tensor.stacked(first.expr("count"))
-                outer = first.add_result(value.prefixed("hand_"), stack, value.loc)
+                outer = stacked(first, value, value.prefixed("hand_"))
             back = first.parent_op
             if back is not None and outer.region is back.body:
                 outer = yielded(back, outer)
-            self._second.add_operand(outer)
-            self._bound[value] = self._second.body.add_arg(value.name, value.tensor, value.loc)
+            self._bound[value] = bind(self._second, outer, value)
         return self._bound[value]
 
 

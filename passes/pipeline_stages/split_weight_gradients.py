@@ -7,15 +7,13 @@ can come later.
 from stagec.api import Module, Operation, Pass, Phase, Region, Value, made_by
 from stagec.ir.core import renumber
 from stagec.ir.layers import kind_of
-from stagec.ir.rewrite import carried
+from stagec.ir.rewrite import bind, carried, stacked
 from stagec.ir_spec.strategy.pipeline import PipelineRule
 from stagec.passes.pipeline_stages.layers import runs_layers
 from stagec.passes.pipeline_stages.relayed_values import critical_ops
 from stagec.passes.pipeline_stages.sections import dissect
 from stagec.schedule.attached import schedule_of
 from stagec.sharding.stages import accumulation, pipeline_rule
-
-PASS = "split-weight-gradients"
 
 
 class SplitWeightGradients(Pass):
@@ -109,8 +107,8 @@ class _Split:
         self._module, self._op, self._region = module, op, region
         self._carry = carried(op)
         self._end = region.terminator
-        stacked = zip(op.results[self._carry :], self._end.operands[self._carry :], strict=True)
-        awaited = [y for r, y in stacked if any(user in critical for user, _ in r.uses)]
+        pairs = zip(op.results[self._carry :], self._end.operands[self._carry :], strict=True)
+        awaited = [y for r, y in pairs if any(user in critical for user, _ in r.uses)]
         first = region.ancestors((*self._end.operands[: self._carry], *awaited))
         self._later = [o for o in region.ops[:-1] if o not in first]
         self._inside: dict[Value, Value] = {}
@@ -120,7 +118,7 @@ class _Split:
             return
         op, registry = self._op, self._module.registry
         count = op.expr("count")
-        loc = made_by(PASS, op.loc)
+        loc = made_by(SplitWeightGradients.name, op.loc)
         attrs = {**op.attrs, "carry": count - count, "phase": op.phase}
         second = Operation(op.definition, (), attrs, symbol=kind_of(op), loc=loc)
         new = second.make_region()
@@ -150,9 +148,6 @@ class _Split:
             if isinstance(value.owner, Region) and value.index >= self._carry:
                 outer = self._op.operands[value.index]
             else:
-                self._end.add_operand(value)
-                stacked = value.tensor.stacked(self._op.expr("count"))
-                outer = self._op.add_result(value.prefixed("hand_"), stacked, value.loc)
-            second.add_operand(outer)
-            self._inside[value] = second.body.add_arg(value.name, value.tensor, value.loc)
+                outer = stacked(self._op, value, value.prefixed("hand_"))
+            self._inside[value] = bind(second, outer, value)
         return self._inside[value]

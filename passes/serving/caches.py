@@ -14,6 +14,7 @@ from itertools import chain, count
 
 from stagec.api import Dim, Expr, Operation, Region, TensorType, Value, call, const, evaluate
 from stagec.ir.expr import ONE, ZERO
+from stagec.ir.rewrite import stacked
 from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.masks import whole_rows
@@ -166,6 +167,5 @@ def _around(region: Region) -> Iterable[Operation]:
 
 def _handed_out(value: Value, cache: Value) -> Value:
     for op in _around(cache.region):
-        op.body.terminator.add_operand(value)
-        value = op.add_result(value.name, value.tensor.stacked(op.expr("count")))
+        value = stacked(op, value, value.name)
     return value

@@ -28,8 +28,6 @@ from stagec.program.crossings import Crossing, Crossings, caches_of, crossings, 
 from stagec.schedule.attached import stages_of
 from stagec.support.diagnostics import NotAnIntegerError
 
-PASS = "hand-over"
-
 
 class HandOver(Pass):
     """Send the caches of a prefill step to the pod that decodes, or receive them from the pod that
@@ -180,7 +178,7 @@ class _End:
         """Send the value directly after it is made, or a second half after all that was sent before
         in its layer, which is in `places`."""
         place = self.op if first else places[self.op.parent]
-        b = self._module.after(place, loc=self.op.loc, by=PASS)
+        b = self._module.after(place, loc=self.op.loc, by=HandOver.name)
         pieces = crossing.way.pieces * crossing.source.parts
         sent = b.op("stg.hand_over", [self.value], {**attrs, "pieces": pieces, **self._more})
         places[self.op.parent] = sent
@@ -197,7 +195,7 @@ class _End:
         value in their layer, which is in `places`."""
         halves = crossing.target.halves
         place = places.setdefault(self.op.parent, self.op) if halves > 1 else self.op
-        b = self._module.before(place, loc=self.op.loc, by=PASS)
+        b = self._module.before(place, loc=self.op.loc, by=HandOver.name)
         name, types = f"{self.value.name}_taken", [self.value.tensor]
         given = {**attrs, "pieces": crossing.target.ways * halves, **self._more}
         taken = b.op("stg.take_over", [self.value], given, types=types, names=[name])

@@ -39,7 +39,6 @@ from stagec.ir_spec.ops.scan_base import ScanOp
 from stagec.ir_spec.strategy.axes import HEADS
 from stagec.ir_spec.strategy.weights import AUTO, WIDE, WeightsRule
 
-PASS = "quantize-weights"
 #: Blocks have at least the size of the format divided by this number.
 _SMALLEST = 8
 _LETTERS = "wvuzyxtsrqponmlkjihgfedcba"
@@ -151,7 +150,7 @@ def widen_routers(module: Module) -> None:
         if len(uses) != 1 or not is_chosen_by(uses[0][0].result):
             continue
         ((op, index, _),) = uses
-        build = module.before(op, by=PASS)
+        build = module.before(op, by=QuantizeWeights.name)
         weight = _retyped(param, op, WIDE)
         x = cast_to(build, op.operands[1 - index], WIDE)
         operands = (weight, x) if index == 0 else (x, weight)
@@ -273,7 +272,7 @@ class _Weight:
 
     def _multiply(self, weight: Value, shared: Sequence[Value], blocks: _Blocks) -> None:
         op, x = self._op, self._op.operands[1 - self._index]
-        build = self._module.before(op, by=PASS)
+        build = self._module.before(op, by=QuantizeWeights.name)
         if self._format.compute and x.tensor.dtype != self._format.compute:
             x = self._cast(build, x)
         to = op.result.tensor.dtype

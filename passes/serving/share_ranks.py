@@ -26,7 +26,6 @@ from stagec.pipeline.peers import peer_module
 from stagec.program.crossings import microbatches
 from stagec.program.parts import Ends, PartWay, matching_ends, pod_of
 
-PASS = "share-ranks"
 _OWN = "leave on=model out: the draft model gets ranks of its own"
 
 
@@ -67,7 +66,7 @@ def share_ranks(module: Module, draft: Module) -> None:
     copier = Copier({}, sizes, lambda name: f"{DRAFT}/{name}", lambda loc: loc)
     for arg in step.args:
         copier.values[arg] = body.add_arg(copier.named(arg.name), sized(arg.type, sizes), arg.loc)
-    b = module.before(body.ops[0], by=PASS)
+    b = module.before(body.ops[0], by=ShareRanks.name)
     for op in step.ops[:-1]:
         if not isinstance(op.definition, Arrive | Depart):
             _name_orders(b.insert(copier.copy(op)))
@@ -101,7 +100,7 @@ def _declare(module: Module, draft: Module, sizes: Mapping[str, Expr]) -> None:
     """Declare the symbols, assumptions and orders of a draft model. Its other declarations, mesh
     and strategy, are no longer needed."""
     renamed = {e.symbol_name: draft.symbols[n] for n, e in sizes.items() if e.symbol_name}
-    b = module.before(module.main, loc=draft.root.loc, by=PASS)
+    b = module.before(module.main, loc=draft.root.loc, by=ShareRanks.name)
     b.op("stg.symbols", (), {n: True if v is None else v for n, v in sorted(renamed.items())})
     copier = Copier({}, sizes, str, lambda loc: loc)
     for op in draft.declaring("relations", "layers"):

@@ -99,7 +99,6 @@ def _in_32_bits(strategy: Strategy) -> bool:
     return narrow and strategy.one(AdaptersRule).dtype == WIDE
 
 
-PASS = "add-lora"
 WIDE = "f32"
 
 
@@ -170,7 +169,7 @@ class _Adapter:
         """y = x w becomes x w + x a b."""
         cut, y, x = LowRankCut(op, index), op.result, op.operands[1 - index]
         users = list(y.uses)
-        build = self._module.after(op, by=PASS)
+        build = self._module.after(op, by=AddLora.name)
         to = {"to": op.text("to")} if "to" in op.attrs and not self._wide else {}
         low = self._lows.get(x)
         if low is None:

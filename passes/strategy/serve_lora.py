@@ -33,8 +33,6 @@ from stagec.ir_spec.strategy.kernels import ALL_MODULES, CLEARED, KernelsRule
 from stagec.ir_spec.strategy.lora import ALL_LINEAR, FIRST, SECOND, LoraRule
 from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
-PASS = "serve-lora"
-
 
 class ServeLora(Pass):
     """Multiply tokens by the low-rank adapters of their sequences, beside products with the
@@ -211,7 +209,7 @@ def _adapt(
     """y = x w becomes x w + x a b, of each product."""
     last = max((p.result for p in group), key=_place).producer
     assert last is not None
-    build = module.after(last, loc=group[0].op.loc, by=PASS)
+    build = module.after(last, loc=group[0].op.loc, by=ServeLora.name)
     cuts = [LowRankCut(each.op, each.index) for each in group]
     chosen = [adapters.of(each, cut) for each, cut in zip(group, cuts, strict=True)]
     buffers = [list[Value]() for _ in group]

@@ -16,50 +16,9 @@ from stagec.ir.kernel import MEMORY
 from stagec.program.kernels import Kernel
 from stagec.program.nodes import Ints, Program, numbered
 from stagec.support.diagnostics import error
+from stagec.support.texts import package_text
 
 DATAFLOWS = ("ws", "os", "is")
-#: The options that `scalesim.scale_config` requires; sizes of memories are those of its own
-#: examples.
-_CONFIG = """\
-[general]
-run_name = {name}
-
-[architecture_presets]
-ArrayHeight = {rows}
-ArrayWidth = {columns}
-IfmapSramSzkB = 1024
-FilterSramSzkB = 1024
-OfmapSramSzkB = 1024
-IfmapOffset = 0
-FilterOffset = 10000000
-OfmapOffset = 20000000
-Bandwidth = 10
-Dataflow = {dataflow}
-MemoryBanks = 1
-ReadRequestBuffer = 32
-WriteRequestBuffer = 32
-
-[layout]
-IfmapCustomLayout = False
-IfmapSRAMBankBandwidth = 10
-IfmapSRAMBankNum = 10
-IfmapSRAMBankPort = 2
-FilterCustomLayout = False
-FilterSRAMBankBandwidth = 10
-FilterSRAMBankNum = 10
-FilterSRAMBankPort = 2
-
-[sparsity]
-SparsitySupport = false
-SparseRep = ellpack_block
-OptimizedMapping = false
-BlockSize = 8
-RandomNumberGeneratorSeed = 40
-
-[run_presets]
-InterfaceBandwidth = CALC
-UseRamulatorTrace = False
-"""
 
 
 class Product(NamedTuple):
@@ -100,7 +59,8 @@ class ScaleSimFormat(JobFormat):
         return lost
 
     def companions(self, job: TraceJob) -> Mapping[str, bytes]:
-        text = _CONFIG.format(
+        # the options that `scalesim.scale_config` requires, with memories as in its examples
+        text = package_text("formats/scale_sim.cfg").format(
             name=job.name, rows=self.rows, columns=self.columns, dataflow=self.dataflow
         )
         return {"scale.cfg": text.encode(), "layout.csv": b"Layer,none,\n"}

@@ -120,11 +120,13 @@ class OpDef:
         return self.index.of(op) if self.index is not None else None
 
     def dtypes(self, op: Operation) -> Sequence[str]:
-        """The dtype of each result: by default `element_types`, else that of operand 0."""
+        """The dtype of each result: by default `element_types` without those of absent operands,
+        else that of operand 0. Those of absent results, at the end, are ignored."""
         if not self.element_types:
             return [op.operands[0].tensor.dtype] * len(self.rule_results(op))
         own = {n: v.tensor.dtype for n, v in zip(self.takes.names, op.operands, strict=False)}
-        return [own.get(name, name) for name in self.element_types]
+        absent = {*self.takes.names[len(op.operands) :]}
+        return [own.get(name, name) for name in self.element_types if name not in absent]
 
     def rule_results(self, op: Operation) -> tuple[Shape, ...]:
         """The results of the rule, () without one."""
@@ -152,7 +154,7 @@ class OpDef:
         dtypes, loads, routed = self.dtypes(op), factor_loads(op, rule), factor_routed(op, rule)
         return [
             TensorType(dtype, result_dims(op, shape, sizes, loads, routed))
-            for dtype, shape in zip(dtypes, rule.results, strict=True)
+            for dtype, shape in zip(dtypes[: len(rule.results)], rule.results, strict=True)
         ]
 
     def region_args(self, op: Operation) -> Sequence[Type] | None:

@@ -22,6 +22,7 @@ from stagec.ir.traits import (
     View,
 )
 from stagec.ir.types import TensorType
+from stagec.support.source import Loc
 
 _Key = tuple[str, tuple[Value, ...], tuple[tuple[str, Attr], ...], str, tuple[object, ...]]
 
@@ -57,9 +58,20 @@ def _stacked_outside(value: Value) -> Value:
     owner = value.region.owner
     if not owner.has(Repeats):
         return value
-    owner.body.terminator.add_operand(value)
-    stack = value.tensor.stacked(owner.expr("count"))
-    return _stacked_outside(owner.add_result(f"{value.name}_kept", stack, value.loc))
+    return _stacked_outside(stacked(owner, value, f"{value.name}_kept"))
+
+
+def stacked(repeat: Operation, value: Value, name: str, loc: Loc | None = None) -> Value:
+    """The stack of a value in a repeat over its iterations, as a new result of this name."""
+    repeat.body.terminator.add_operand(value)
+    type_ = value.tensor.stacked(repeat.expr("count"))
+    return repeat.add_result(name, type_, loc or value.loc)
+
+
+def bind(repeat: Operation, outer: Value, like: Value) -> Value:
+    """Bind a value to a repeat. Returns its argument, with the name and the type of `like`."""
+    repeat.add_operand(outer)
+    return repeat.body.add_arg(like.name, like.tensor, like.loc)
 
 
 # -- dead code -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 from stagec.support.source import FileLoc, Loc
+from stagec.support.texts import package_text
 
 #: The prefix of the names of texts of the library.
 LIBRARY = "<library>/"
@@ -20,7 +21,7 @@ def is_shipped(loc: Loc) -> bool:
 
 def library_text(path: str) -> str:
     """A text of the library, by its path within it. Raises `OSError`."""
-    return files("stagec.models").joinpath(path).read_text(encoding="utf-8")
+    return package_text(f"models/{path}")
 
 
 def blocks() -> tuple[str, ...]:

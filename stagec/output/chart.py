@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
-from importlib.resources import files
 from textwrap import wrap
+
+from stagec.support.texts import package_text
 
 WIDE, NARROW = 880, 380
 #: Colors of series, in `colors.css`.
@@ -30,20 +31,17 @@ def style(*, alone: bool) -> str:
         f".chart .i{i} {{ fill: var(--i{i}); }}"
         for i in range(COLORS)
     )
-    rules = [*_file("chart.css").splitlines(), *series]
+    rules = [*package_text("output/chart.css").splitlines(), *series]
+    colors = package_text("output/colors.css").rstrip()
     if not alone:
-        return "\n".join([_file("colors.css"), *rules])
-    colors = {name: (light, dark) for name, light, dark in _COLOR.findall(_file("colors.css"))}
+        return "\n".join([colors, *rules])
+    themes = {name: (light, dark) for name, light, dark in _COLOR.findall(colors)}
 
     def filled(lines: Iterable[str], theme: int) -> str:
-        return re.sub(r"var\(--(\w+)\)", lambda m: colors[m[1]][theme], "\n".join(lines))
+        return re.sub(r"var\(--(\w+)\)", lambda m: themes[m[1]][theme], "\n".join(lines))
 
     dark = filled((line for line in rules if "var(" in line), 1)
     return f"{filled(rules, 0)}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}"
-
-
-def _file(name: str) -> str:
-    return files("stagec.output").joinpath(name).read_text("utf-8").rstrip()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,11 @@ they are printed."""
 import re
 from collections.abc import Iterator, Sequence
 from html import escape
-from importlib.resources import files
 
 from rich.table import Column, Table
 
 from stagec.output.markdown import TableText
+from stagec.support.texts import package_text
 
 #: Units of the cells of tables -> what one is, in bytes, seconds or pieces.
 _UNITS = {
@@ -40,15 +40,11 @@ class NotebookText(TableText):
         """What was written."""
         parts = _MARK.split(self.getvalue())
         shown = [self._tables[int(p)] if n % 2 else _pre(p) for n, p in enumerate(parts)]
-        about = f"<style>\n{_file('notebook.css')}</style>" if self._tables else ""
+        about = f"<style>\n{package_text('output/notebook.css')}</style>" if self._tables else ""
         run = f"{_START} {{ table.dataset.sorts = ''; addSorting(table, () => {{}}); }}"
-        script = f"<script>(() => {{\n{_file('table.js')}{run}\n}})()</script>"
+        script = f"<script>(() => {{\n{package_text('output/table.js')}{run}\n}})()</script>"
         shown += [about, script] if self._tables else []
         return f'<div class="stagec-answer">{"".join(shown)}</div>'
-
-
-def _file(name: str) -> str:
-    return files("stagec.output").joinpath(name).read_text("utf-8")
 
 
 def _pre(text: str) -> str:

@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from itertools import count
 from string import Template
 from typing import Any, cast
 
 from stagec.output.chart import Chart, style
 from stagec.output.report import flat_row
+from stagec.support.texts import package_text
 
 #: Rows of a table below which it needs no search.
 _FEW = 8
@@ -37,7 +37,7 @@ def page(title: str, body: Iterable[str], scripts: Sequence[str] = (), data: Any
 
 def part(name: str) -> str:
     """A file of this package."""
-    return files("stagec").joinpath(name).read_text("utf-8").rstrip()
+    return package_text(name).rstrip()
 
 
 # -- parts of a body -------------------------------------------------------------------------------

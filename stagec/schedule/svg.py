@@ -5,24 +5,11 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from stagec.schedule.simulate import Event, ScheduleEvents
+from stagec.support.texts import package_text
 
 _ROW, _GAP, _LEFT, _LINE = 22, 4, 60, 16
 _CELL, _NARROWEST, _WIDEST = 26, 640, 8000
 _NAMES = {"F": "forward", "B": "backward", "W": "weight gradient"}
-_STYLE = """
-  text { font: 11px sans-serif; fill: #1c1c1e; }
-  .title { font-size: 14px; font-weight: bold; }
-  .back { fill: #ffffff; } .idle { fill: #e9e9ee; }
-  .F0 { fill: #9cc2f5; } .F1 { fill: #6fa4ea; }
-  .B0 { fill: #9fd8a4; } .B1 { fill: #6fbf77; }
-  .W0 { fill: #f3cf7a; } .W1 { fill: #e3b13f; }
-  rect { shape-rendering: crispEdges; } .cell rect { stroke: #ffffff; stroke-width: 0.5; }
-  .cell text { text-anchor: middle; fill: #111111; pointer-events: none; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #f2f2f7; } .back { fill: #1c1c1e; } .idle { fill: #3a3a3e; }
-    .cell rect { stroke: #1c1c1e; }
-  }
-"""
 
 
 def timeline_svg(timeline: ScheduleEvents, title: str, facts: Sequence[str] = ()) -> str:
@@ -39,7 +26,7 @@ def timeline_svg(timeline: ScheduleEvents, title: str, facts: Sequence[str] = ()
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">',
         f'<title id="title">{_text(title)}</title>',
         f'<desc id="desc">{_text("; ".join(facts))}</desc>',
-        f"<style>{_STYLE}</style>",
+        f"<style>\n{package_text('schedule/svg.css')}</style>",
         f'<rect class="back" width="{width:g}" height="{height}"/>',
         f'<text class="title" x="{_GAP}" y="18">{_text(title)}</text>',
     )

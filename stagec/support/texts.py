@@ -1,5 +1,6 @@
 """Reads texts: UTF-8, no longer than `MAX_BYTES` unless it is said."""
 
+from importlib.resources import files
 from pathlib import Path
 
 from stagec.support.diagnostics import DiagnosticError, error
@@ -64,3 +65,8 @@ def _too_long(name: str, most: int) -> DiagnosticError:
     options = "leave out what is no option: a job or a sweep takes some kilobytes"
     remedy = options if name.endswith(".toml") else remedies.get(most)
     return error(f"{name} is longer than {most >> 20} MiB", remedy=remedy)
+
+
+def package_text(path: str) -> str:
+    """The text of a file of the package, by its path in it. Raises `OSError`."""
+    return files("stagec").joinpath(path).read_text("utf-8")

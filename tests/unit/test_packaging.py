@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {"stagec": "stagec", "stagec.passes": "passes", "stagec.ir_spec": "ir_spec"}
 SHIPPED = {
     *(".py", ".pyi", ".typed", ".stg", ".proto", ".json", ".toml", ".lark", ".md", ".csv"),
-    *(".html", ".css", ".js", ".pxd"),
+    *(".html", ".css", ".js", ".pxd", ".cfg", ".sh"),
 }
 
 

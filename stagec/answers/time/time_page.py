@@ -10,7 +10,7 @@ from stagec.answers.time.table import seconds_text
 from stagec.answers.time.timed import Timed
 from stagec.jobs.request.command_line import step_command
 from stagec.output.bars import Bar, Bars
-from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, table
+from stagec.output.page import TableRow, command, facts, figures, page, paragraphs, part, table
 from stagec.output.plot import PlotAxis
 from stagec.output.tables import bytes_text, count_text, ranks_text, verdict_text
 
@@ -22,22 +22,6 @@ _SCRIPTS = (
 _MOST_CLASSES = 128
 _PARTS = """<div class="rows" tabindex="0">
 <table id="parts" aria-label="parts of the step"></table></div>"""
-_BODY = """<div class="bar">
-<button type="button" id="out" aria-label="zoom out">−</button>
-<button type="button" id="in" aria-label="zoom in">+</button>
-<button type="button" id="whole">whole step</button>
-<label>streams and memory of <select id="class"></select></label>
-<input type="search" id="find" placeholder="search for an op" aria-label="search for an op">
-<span id="count" role="status"></span><span class="last" id="window"></span>
-</div>
-<div class="legend" id="legend"></div>
-<div id="schedule"></div>
-<div id="streams"></div>
-<div id="memory"></div>
-<p class="quiet">The schedule is the compute stream of a rank of each class; numbers are
-microbatches, and where there is more than a pixel can show, heights are shares of the time. Drag to
-move, Ctrl and wheel or + and − to zoom, 0 for the whole step; point at anything to see what it is,
-click a class to see its streams. Enter in the search goes to the next place of an op.</p>"""
 
 
 def step_page(timed: Timed, report: TimeReport) -> str:
@@ -91,7 +75,7 @@ def time_page(
         *paragraphs([about, *report.cautions], "quiet"),
         *map(command, commands, ("", "each buffer:")),
         facts(step_facts(report)),
-        _BODY,
+        part("answers/time/page.html"),
         figures(charts),
         _PARTS,
         "<h2>Critical path</h2>",

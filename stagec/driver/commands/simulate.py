@@ -17,6 +17,7 @@ import click
 from stagec.driver.shell.show import write_json
 from stagec.support.diagnostics import DiagnosticError, error
 from stagec.support.json_values import is_list, is_object, object_in
+from stagec.support.texts import package_text
 
 if TYPE_CHECKING:
     from stagec.formats.astra_sim.log import Breakdown, RankEnd
@@ -25,31 +26,6 @@ if TYPE_CHECKING:
 _TRIES = 5
 #: Open files in addition to one per rank.
 _FILES = 256
-_LOGGING = """\
-[[sink]]
-name = "nodes"
-type = "basic_file_sink_st"
-filename = "nodes.log"
-truncate = true
-level = "debug"
-
-[[logger]]
-name = "workload"
-sinks = ["nodes"]
-level = "debug"
-"""
-#: The end times of ranks always go to the console. Without a configuration, ASTRA-sim writes a log
-#: of every node, and waits for the thread that writes it.
-_NO_NODES = """\
-[[sink]]
-name = "none"
-type = "null_sink_st"
-
-[[logger]]
-name = "workload"
-sinks = ["none"]
-level = "info"
-"""
 
 
 @dataclass(frozen=True)
@@ -143,7 +119,9 @@ def simulated(folder: Path, binary: Path, *, totals: bool = False) -> Simulated:
         system = _read_object(folder / "system.json")
         system["trace-enabled"] = int(not totals)
         (where / "system.json").write_text(json.dumps(system))
-        (where / "logging.toml").write_text(_NO_NODES if totals else _LOGGING)
+        logging = "logging_no_nodes.toml" if totals else "logging.toml"
+        text = package_text(f"formats/astra_sim/{logging}")
+        (where / "logging.toml").write_text(text)
         words = _words(folder.resolve(), binary, name, where)
         words += [RENDEZVOUS] * bool(about.get("rendezvous"))
         text = _run(words, where, ranks)
