@@ -124,6 +124,17 @@ def test_a_range_doubles(swept: str, expected: list[object]) -> None:
     assert not any("error" in row for row in actual)
 
 
+def test_stacks_are_swept() -> None:
+    """Each row is the job of that stack; an unknown one fails alone."""
+    job = ("memory", LLAMA, "--set", "L=2")
+    stacks = ["torchtitan", "ideal"]
+    actual = rows(*job, "--stack", "nemo", "--sweep", f"stack={','.join(stacks)},torchtitn")
+    for stack, row in zip(stacks, actual, strict=False):
+        (alone,) = rows(*job, "--stack", stack, "--sweep", "tp=1")
+        assert row["peak_bytes"] == alone["peak_bytes"], stack
+    assert "no stack 'torchtitn'" in actual[-1]["error"]
+
+
 @pytest.mark.parametrize("value", ["tp=0..4", "tp=8..4", "S=1..x4", "S=1GB..4GB"])
 def test_what_is_no_range(value: str) -> None:
     ran = stagec(*BASE, "--sweep", value)
