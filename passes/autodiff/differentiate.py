@@ -186,7 +186,10 @@ class _TrainingStep:
         builder = Builder.before(self._registry, region.terminator, loc=at, phase="backward")
         tape = _Tape(self, builder)
         if loss is not None:
-            tape.give(loss, builder.value("stg.constant", attrs={"value": 1}, hint="d_loss"))
+            one = builder.value("stg.constant", attrs={"value": 1}, hint="d_loss")
+            if (dtype := loss.tensor.dtype) != one.tensor.dtype:
+                one = builder.value("stg.cast", [one], {"to": dtype}, hint=f"d_loss_{dtype}")
+            tape.give(loss, one)
         tape.backward(list(region.ops[:-1]))
         sums = {p: self._finish(tape, p, region, wrapped) for p in self._params}
         reductions = self._reductions

@@ -118,7 +118,8 @@ class LazyGroup(click.Group):
             if owners:
                 message = f"No such option {option!r}. It is an option of: {', '.join(owners)}."
                 given = problem.ctx.command.params if problem.ctx else ()
-                if option == "--machine" and any("--limit" in p.opts for p in given):
+                limits = (p for p in given if "--limit" in p.opts and "-n" not in p.opts)
+                if option == "--machine" and any(limits):
                     message += " --limit h100-sxm says whether a job fits."
             elif here := flag_here(option):
                 message = f"No such option {option!r}; {here}"

@@ -18,11 +18,13 @@ def _units(base: str, scales: Mapping[str, int | Fraction]) -> Mapping[str, Frac
     return MappingProxyType({f"{name}{base}": Fraction(scale) for name, scale in scales.items()})
 
 
+#: Data sheets of networks state bits.
+_BITS = _units("b/s", {name: Fraction(_DECIMAL[name], 8) for name in "kMGT"})
 #: The units of each kind of quantity, and an example.
 UNITS: Mapping[str, tuple[Mapping[str, Fraction], str]] = MappingProxyType(
     {
         "bytes": (_units("B", {**_DECIMAL, **_BINARY}), "80 GiB"),
-        "bandwidth": (_units("B/s", {**_DECIMAL, **_BINARY}), "3.35 TB/s"),
+        "bandwidth": ({**_units("B/s", {**_DECIMAL, **_BINARY}), **_BITS}, "3.35 TB/s"),
         "rate": (_units("FLOP/s", _DECIMAL), "989 TFLOP/s"),
         "frequency": (_units("Hz", _DECIMAL), "1.83 GHz"),
         "time": (

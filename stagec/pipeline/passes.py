@@ -45,7 +45,8 @@ class Pass(Frozen):
     `After:` are run as a test.
 
     In a job of several pods, a pass that `meets` runs when all pods have reached such a pass, with
-    their current modules in `module.peers`.
+    their current modules in `module.peers`. A pass that changes what the program computes states
+    `exact = False`; --check-numerics does not compare around it.
     """
 
     name: ClassVar[str] = cast("str", _NameOfClass())
@@ -53,6 +54,7 @@ class Pass(Frozen):
     until: ClassVar[Phase | None] = None
     gives: ClassVar[Phase | None] = None
     meets: ClassVar[bool] = False
+    exact: ClassVar[bool] = True
 
     def run(self, module: Module) -> None:
         """Change the module in place. Raises `DiagnosticError` if the input is invalid."""

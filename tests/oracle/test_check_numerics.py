@@ -202,6 +202,21 @@ def test_opt_names_the_pass_that_changes_numbers(tmp_path: Path, plugin: Path) -
     assert stagec("opt", file, "-p", passes, "--plugin", plugin).code == 0
 
 
+def test_only_an_inexact_pass_may_change_numbers(tmp_path: Path, plugin: Path) -> None:
+    """The passes around it are compared as before."""
+    plain = 'name = "double-scale"\n'
+    inexact = tmp_path / "inexact.py"
+    inexact.write_text(WRONG_PASS.replace(plain, f"{plain}    exact = False\n"))
+    scaled = '%t = stg.scale[by = 1/2](%x)\n    %y = stg.einsum["bf,fd->bd"](%t, %w)'
+    file = write(tmp_path, SPLIT.replace('%y = stg.einsum["bf,fd->bd"](%x, %w)', scaled))
+    correct = "infer-shapes,double-scale,propagate-sharding,insert-collectives"
+    given = ("opt", file, "--check-numerics", "-p")
+    assert "'double-scale' changes" in stagec(*given, correct, "--plugin", plugin).err
+    assert stagec(*given, correct, "--plugin", inexact).code == 0
+    wrong = stagec(*given, f"{correct},drop-reductions", "--plugin", inexact)
+    assert (wrong.code, "drop-reductions" in wrong.err) == (1, True)
+
+
 def test_opt_sees_a_wrong_collective(tmp_path: Path, plugin: Path) -> None:
     file = write(tmp_path, SPLIT)
     passes = "infer-shapes,propagate-sharding,insert-collectives"

@@ -407,6 +407,15 @@ def test_texts_of_quantities_are_what_they_say(name: str) -> None:
             assert float(quantity(KINDS[type(figure)], text)) == pytest.approx(value, 1e-5), path
 
 
+@pytest.mark.parametrize(
+    ("bits", "text"), [("400 Gb/s", "50 GB/s"), ("1.6Tb/s", "0.2TB/s"), ("100 Mb/s", "12.5 MB/s")]
+)
+def test_links_state_bits_as_data_sheets_do(bits: str, text: str) -> None:
+    assert quantity("bandwidth", bits) == quantity("bandwidth", text)
+    with pytest.raises(ValueError, match="expects a unit among B, "):
+        quantity("bytes", bits.removesuffix("/s"))
+
+
 def test_the_command() -> None:
     listed = stagec("machines").out
     assert all(name in listed for name in machines())

@@ -37,7 +37,8 @@ def test_a_device_of_memory_is_a_limit() -> None:
     ran = stagec("memory", "gpt2", "--machine", "h100")
     assert "an option of: compile" in ran.err
     assert "--limit h100-sxm says whether a job fits" in ran.err
-    assert "--limit" not in stagec("check", "x", "--machine", "h100").err
+    for command in (("check", "x"), ("diff", "x", "y"), ("show", "x")):
+        assert "--limit" not in stagec(*command, "--machine", "h100").err
 
 
 def test_a_name_of_several_letters_has_two_dashes() -> None:

@@ -114,6 +114,8 @@ def test_any_flag_can_be_swept(swept: str, expected: list[object]) -> None:
         ("tp=4,1..4", [4, 1, 2]),
         ("L=2..8", [2, 4, 8]),
         ("machine.memory.bandwidth=x0.5..x2", ["x0.5", "x1", "x2"]),
+        ("machine.memory.bandwidth=0.5TB/s..2 TB/s", ["0.5TB/s", "1TB/s", "2TB/s"]),
+        ("machine.network.infiniband.bandwidth=200Gb/s..400Gb/s", ["200Gb/s", "400Gb/s"]),
     ],
 )
 def test_a_range_doubles(swept: str, expected: list[object]) -> None:
@@ -122,7 +124,18 @@ def test_a_range_doubles(swept: str, expected: list[object]) -> None:
     assert not any("error" in row for row in actual)
 
 
-@pytest.mark.parametrize("value", ["tp=0..4", "tp=8..4", "S=1..x4"])
+def test_stacks_are_swept() -> None:
+    """Each row is the job of that stack; an unknown one fails alone."""
+    job = ("memory", LLAMA, "--set", "L=2")
+    stacks = ["torchtitan", "ideal"]
+    actual = rows(*job, "--stack", "nemo", "--sweep", f"stack={','.join(stacks)},torchtitn")
+    for stack, row in zip(stacks, actual, strict=False):
+        (alone,) = rows(*job, "--stack", stack, "--sweep", "tp=1")
+        assert row["peak_bytes"] == alone["peak_bytes"], stack
+    assert "no stack 'torchtitn'" in actual[-1]["error"]
+
+
+@pytest.mark.parametrize("value", ["tp=0..4", "tp=8..4", "S=1..x4", "S=1GB..4GB"])
 def test_what_is_no_range(value: str) -> None:
     ran = stagec(*BASE, "--sweep", value)
     assert (ran.code, ran.out) == (2, "")

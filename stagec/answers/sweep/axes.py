@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 #: The options of a step of serving that can be swept: all but `step`, whose values have commas.
 _OF_STEPS = {name: option.kind for name, option in {**STEP, **CACHES}.items() if name != "step"}
 #: The options that can be swept, in addition to symbols.
-NAMES = (*OF_ONE_MESH, *_OF_STEPS, "preset", "ranks")
+NAMES = (*OF_ONE_MESH, *_OF_STEPS, "preset", "stack", "ranks")
 _MACHINE = "machine."
 _FACTOR = re.compile(r"x([0-9]{1,9}(?:\.[0-9]{1,9})?)")
 #: The title of a column of named configurations.
@@ -161,7 +161,7 @@ class _Machine(Kind["Machine"]):
 def _types(timed: bool) -> dict[str, Kind[Any]]:
     """The types of the values of everything that can be swept."""
     types: dict[str, Kind[Any]] = {n: type_of(f) for n, f in OF_ONE_MESH.items()}
-    types |= {**_OF_STEPS, "preset": AnyText(), "ranks": Whole(1)}
+    types |= {**_OF_STEPS, "preset": AnyText(), "stack": AnyText(), "ranks": Whole(1)}
     return types | ({"machine": _Machine(), "overlap": Switch()} if timed else {})
 
 
