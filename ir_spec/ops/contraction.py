@@ -57,6 +57,7 @@ class Einsum(OpDef):
         _TO,
         Param("grad", "name", "the element type that backward multiplies gradients in"),
         Param("quantize", "flag", "the gradient is cast by `stg.quantize`"),
+        Param("as_weights", "flag", "model code casts what it takes to the type of the parameter"),
         Param("into_sum", "flag", "the kernel adds its result, a gradient, to the sum of its user"),
         Param("searched", "flag", "the same, with a kernel before it for the largest element"),
     )

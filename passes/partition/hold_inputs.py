@@ -40,7 +40,8 @@ class HoldInputs(Pass):
     (`eager_mask` of transformers, masking_utils.py). Kernels that take a mask have one of a byte
     for each window and pair (`sdpa_mask`). They stay until the blocks end, with
     checkpoints until their backward ends. The buckets of a bias by distance are made in 64 bits,
-    and stay until its gradient has been made (`T5Attention.compute_bias`).
+    and stay until its gradient has been made (`T5Attention.compute_bias`). With checkpoints the
+    first block makes them again, when all others are gone.
 
     If FSDP2 gathers parameters in another type than they have, it casts what a block is given, so
     also cosines and sines in fp32 (`FSDPState._pre_forward`, `cast_forward_inputs`): a copy for
@@ -100,7 +101,8 @@ class HoldInputs(Pass):
                     _make(module, func, "mask", list(_masks(ends)), ends)
                 ends = [op for op in func.body.walk() if _takes_mask(op)]
                 _make(module, func, "mask", list(_boolean_masks(ends)), ends)
-                for op in list(func.body.walk()):
+                again = any(op.phase == "recompute" for op in func.body.walk())
+                for op in [] if again else list(func.body.walk()):
                     if isinstance(op.definition, RelativeBiasGrad):
                         _make(module, func, "buckets", [_buckets(op)], [op])
             tables_kept += len(tables) if rule.rotations != MADE or not staged else 0

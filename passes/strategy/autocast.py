@@ -50,8 +50,9 @@ class Autocast(Pass):
     are cast last to first, so backward casts the gradient of the activation first. The bias of a
     product is cast like its operands, because both are one call. Products that are parts of one
     product share a cast. For a packed parameter the activation is cast once for each parameter in
-    it. A compiler that fuses element-wise ops (`stg.fusion`) casts each value once. A model that
-    computes in 16 bits is not changed.
+    it. With `as_weights` model code has cast the activation to fp32 before
+    (`T5DenseActDense.forward`). A compiler that fuses element-wise ops (`stg.fusion`) casts each
+    value once. A model that computes in 16 bits is not changed.
 
     Before:
         stg.strategy @s {
@@ -234,6 +235,8 @@ class _Caster:
         packed = {} if alone or is_joined(op) else _packed(op)
         if op in self._adapters:
             self._cast_of_adapter(op)
+        if op.attrs.pop("as_weights", False):
+            self._cast(op, 0, op.operands[1].tensor.dtype)
         for index, value in reversed([*enumerate(op.operands)]):  # as GCC evaluates arguments
             if value.tensor.dtype == WIDE:
                 self._cast(op, index, self._rule.to)

@@ -51,7 +51,8 @@ class ExpandAttention(Pass):
     `made_mask`, is a mask in the type of the queries,
     which backward keeps (`convert_boolean_attn_mask` of ATen/native/transformers/attention.cpp),
     and shared keys and values are copied for each head (`use_gqa_in_sdpa` of transformers,
-    integrations/sdpa_attention.py).
+    integrations/sdpa_attention.py). A kernel takes its own copy of a bias
+    (`create_position_bias_mask`, `contiguous` or `where`).
 
     Before:
         stg.strategy @s {
@@ -94,6 +95,8 @@ class ExpandAttention(Pass):
             expand_attention(module, op, eager=forms[op], view=view, drops=_drops(module, strategy))
         kernels = [op for op in fused if op not in plain] if rule.attention == SDPA else []
         for op in kernels:
+            if op.flag("bias"):
+                _copy_bias(module, op)
             if _hides(module, op) and not _is_split(module, strategy, op, heads=False):
                 _add_mask(module, strategy, op)
         if not plain and (idle := _idle(rule, fused, code)):
@@ -229,6 +232,13 @@ def _add_mask(module: Module, strategy: Strategy, op: Operation) -> None:
     attrs: dict[str, RawAttr] = {"spec": "->bst", "sizes": sizes}
     op.add_operand(b.value("stg.broadcast", [zero], attrs, hint=f"{op.result.name}_mask"))
     op.attrs["mask"] = True
+
+
+def _copy_bias(module: Module, op: Operation) -> None:
+    """Give an attention its own copy of a bias that it has in common with others, in place."""
+    index = len(op.operands) - 1
+    b, bias = module.before(op, by=ExpandAttention.name), op.operands[index]
+    op.set_operand(index, b.value("stg.reorder", [bias], hint=f"{op.result.name}_bias"))
 
 
 def _copied(b: Builder, value: Value) -> Value:

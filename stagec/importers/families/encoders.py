@@ -309,7 +309,7 @@ def _t5(config: Config, *, own_bias: bool = False, sparse: bool = False) -> Mode
     gated = act.startswith("gated-")
     config.only("is_gated_act", gated, why=f"'feed_forward_proj' contradicts: it is {act!r}")
     kind = act.removeprefix("gated-").replace("gelu", "gelu_new" if gated else "gelu")
-    mlp = FeedForward(kind, gated=gated)
+    mlp = FeedForward(kind, gated=gated, as_weights=True)
     tied = config.flag("tie_word_embeddings", default=True)
     scaled = config.flag("scale_decoder_outputs", default=tied)
     experts = _read_experts(config, text) if sparse else None

@@ -213,13 +213,15 @@ def activation_options(activation: str, *, gated: bool = False, default: str = "
 @dataclass(frozen=True, slots=True)
 class FeedForward:
     """A feed-forward block of the width F, or another symbol, with or without a gate. With
-    `packed`, model code computes gate and up by one product; `bounds` are further static parameters
-    of the gate."""
+    `packed`, model code computes gate and up by one product; with `as_weights`, without a gate, it
+    casts to the type of its weights before the second; `bounds` are further static parameters of
+    the gate."""
 
     activation: str = "silu"
     gated: bool = True
     bias: bool = False
     packed: bool = False
+    as_weights: bool = False
     bounds: tuple[str, ...] = ()
     width: str = "F"
 
@@ -230,7 +232,8 @@ class FeedForward:
         statics = [*self.bounds, *["joined"] * self.packed]
         joined = [f"packed = ({', '.join(statics)})"] if statics else []
         width = [f"F = {self.width}"] if self.width != "F" else []
-        given = (*width, *chosen, *joined, *["bias"] * self.bias)
+        casts = ["down = (as_weights)"] * (self.as_weights and not self.gated)
+        given = (*width, *chosen, *joined, *["bias"] * self.bias, *casts)
         return text.use(name, f"D {self.width}", *given)
 
 
