@@ -333,3 +333,15 @@ def test_a_class_that_is_not_read_has_no_model_type() -> None:
     with pytest.raises(DiagnosticError) as caught:
         import_model(Source("c.json", '{"architectures": ["LlamaMoEForCausalLM"]}'), BUILT_IN)
     assert "llama" not in str(caught.value.diagnostics[0].remedy)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "key"),
+    [("llava", "text_config"), ("molmo2", "adapter_config"), ("phi4_multimodal", "audio_config")],
+)
+def test_a_section_that_is_missing_is_to_be_added(model_type: str, key: str) -> None:
+    """To ignore it would not help."""
+    without = {k: v for k, v in small(model_type).items() if k != key}
+    caught = problem(json.dumps(without)).diagnostics[0]
+    assert caught.message == f"the key '{key}' is missing"
+    assert caught.remedy == f'add it: "{key}": VALUE'

@@ -193,6 +193,13 @@ def test_only_layers_without_a_window_are_stretched() -> None:
     assert "rope = (base = theta_local)" in text
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "gemma3n_text"])
+def test_a_stretched_base_may_state_its_number(family: str) -> None:
+    """`rope_scaling` may have the key `rope_theta`, as transformers 5 writes it."""
+    scaling = {**SCALINGS["linear"], "rope_theta": 777}
+    assert base_of(imported(family, rope_scaling=scaling)) == 777
+
+
 @pytest.mark.parametrize(("kind", "key"), [("ntk", "factor"), ("dynamic", "alpha")])
 def test_the_base_is_stretched(kind: str, key: str) -> None:
     """The slowest pair of a head turns so many times slower, the fastest one as before."""

@@ -90,24 +90,10 @@ def declare_named(text: ModelText, name: str) -> None:
     text.symbol("C", 3, "channels of an image")
 
 
-def tower_of(config: Config) -> Config:
-    """The configuration of the tower. Raises `DiagnosticError` if it is missing."""
-    vision = config.section("vision_config")
-    if vision is None:
-        raise config.refuse(
-            "vision_config", "is missing: expected the configuration of the vision tower"
-        )
-    return vision
-
-
 def words_of(config: Config) -> Config:
     """The configuration of the language model, with keys of the whole model. Raises
     `DiagnosticError` if it is missing."""
-    words = config.section("text_config")
-    if words is None:
-        raise config.refuse(
-            "text_config", "is missing: expected the configuration of the language model"
-        )
+    words = config.needed("text_config")
     words.inherit(config, "tie_word_embeddings")
     if not words.has("model_type"):
         words.inherit(config, "model_type")

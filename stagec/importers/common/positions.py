@@ -22,6 +22,8 @@ _UNREAD = """
     max_position_embeddings llama_4_scaling_beta
 """
 _PRECISION = 10**6
+#: The bound of bases.
+_MOST = 1 << 60
 _LONGEST = "max_position_embeddings"
 
 
@@ -35,7 +37,7 @@ def read_rope(
     inner = _stating("rope_theta", config) or config
     keys = ("rope_theta", "rotary_emb_base")
     theta = inner.ratio(*keys, default=config.ratio(*keys, default=base))
-    if theta.denominator != 1 or not 0 < theta < 1 << 60:
+    if theta.denominator != 1 or not 0 < theta < _MOST:
         raise inner.wrong("rope_theta", "a positive whole number")
     text.symbol("theta", int(theta), "rope_theta")
     part = read_part(config, text, _stating("partial_rotary_factor", config), partial)
@@ -60,16 +62,18 @@ def read_bases(
     """The rotary positions of each kind of layers, by kind; declares their bases: the symbol and
     the default of a missing key. They stand in objects of their own in `rope_parameters`, or the
     kind `nested` has its base in a key `rope_local_base_freq`, and the others have theirs in
-    `rope_theta`, stretched by `rope_scaling`. `share` is what of the pairs turns where no key says
-    it, if their positions are proportional."""
-    parameters = config.section("rope_parameters")
+    `rope_theta`, or in `rope_scaling`, which stretches them. `share` is what of the pairs turns
+    where no key says it, if their positions are proportional."""
+    parameters, stretched = config.section("rope_parameters"), config.section("rope_scaling")
+    stated = stretched if stretched is not None and stretched.has("rope_theta") else config
     common = _read_scalings(config, text)
     ropes: dict[str, Rope] = {}
     for kind, (symbol, base) in kinds.items():
         inner = parameters.section(kind) if parameters is not None else None
         local = kind == nested or (kind == "sliding_attention" and config.has(local_key))
         key = local_key if local and inner is None else "rope_theta"
-        theta = (inner or config).size(key, default=base, most=1 << 60)
+        theta = config.size(key, default=base, most=_MOST)
+        theta = (inner or (config if local else stated)).size(key, default=theta, most=_MOST)
         text.symbol(symbol, theta, f"{key} of {kind}" if inner else key)
         scaling = "" if kind == nested else common
         if inner is not None:

@@ -4,7 +4,7 @@ are merged. A step of texts does not use the tower (`idle`)."""
 from dataclasses import replace
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
-from stagec.importers.common.idle import Idle, image_tokens, read_idle, siglip, tower_of
+from stagec.importers.common.idle import Idle, image_tokens, read_idle, siglip
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.multimodal import words_and_tower
 from stagec.importers.family import reads
@@ -18,7 +18,7 @@ from stagec.importers.writing.text import ModelText
 def read_paddleocr(config: Config) -> ModelText:
     """PaddleOCR-VL (arXiv 2510.14528). Releases state the keys of the language model beside
     `vision_config`, classes of transformers in `text_config`."""
-    vision = tower_of(config)
+    vision = config.needed("vision_config")
     config.merge("text_config")
     sizes = Sizes(1024, 3072, 18, 16, 103424, 131072, groups=2, dim=128, base=500000)
     model = DecoderModel(config, sizes)

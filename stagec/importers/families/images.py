@@ -4,7 +4,6 @@ for patches are inserted among the tokens of the text."""
 from dataclasses import replace
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
-from stagec.importers.common.idle import tower_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
@@ -30,7 +29,7 @@ def _with_images(config: Config, *, windows: bool) -> ModelText:
     """Qwen-VL with I_v images of N_v patches in each sequence of S tokens, I_v*N_v/4 of which are
     merged patches. The tower of Qwen2.5-VL has `windows`."""
     config.merge("text_config")
-    vision = tower_of(config)
+    vision = config.needed("vision_config")
     model = DecoderModel(config, Sizes(4096, 22016, 32, 32, 151936, 32768))
     text = model.text
     config.only("use_sliding_window", False)

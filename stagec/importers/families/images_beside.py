@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from stagec.importers.common.idle import Idle, image_tokens, read_idle, tower_of
+from stagec.importers.common.idle import Idle, image_tokens, read_idle
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families import (
     deepseek,
@@ -298,9 +298,7 @@ def reader(project: Projector, tower: str, words: str) -> Reader:
     """The reader of a language model with a tower; `tower` and `words` are their default types."""
 
     def read(config: Config) -> ModelText:
-        vision, spoken = config.section("vision_config"), config.section("text_config")
-        if vision is None or spoken is None:
-            raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
+        vision, spoken = config.needed("vision_config"), config.needed("text_config")
         kind = vision.word("model_type", among=_EYES, default=tower)
         spoken.among = _among(config, vision, kind, project)
         return _finished(config, language_of(config, spoken, words))
@@ -310,7 +308,7 @@ def reader(project: Projector, tower: str, words: str) -> Reader:
 
 def read_gemma3_images(config: Config) -> ModelText:
     """Gemma 3 with I_v images in each sequence."""
-    vision = tower_of(config)
+    vision = config.needed("vision_config")
     config.merge("text_config")
     config.among = _among(config, vision, "siglip_vision_model", _pooled)
     return _finished(config, gemma3(config, seen=True))
@@ -318,7 +316,7 @@ def read_gemma3_images(config: Config) -> ModelText:
 
 def read_llama4_images(config: Config) -> ModelText:
     """Llama 4 with I_v images in each sequence: squares of patches, an adapter, a projection."""
-    vision = tower_of(config)
+    vision = config.needed("vision_config")
     config.merge("text_config")
 
     def adapted(config: Config, text: ModelText, body: Body, x: str) -> str:

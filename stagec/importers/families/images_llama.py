@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
-from stagec.importers.common.idle import tower_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.reading.config import Config
@@ -39,7 +38,7 @@ class _Gated(Layer):
 def read_mllama_images(config: Config) -> ModelText:
     """Llama 3.2 Vision with an image of X_v tiles for each sequence: S tokens of text, and layers
     that attend to the X_v*(E_v^2 + 1) outputs of the tower."""
-    vision = tower_of(config)
+    vision = config.needed("vision_config")
     config.merge("text_config")
     config.only("tie_word_embeddings", False)
     crossed = config.sizes("cross_attention_layers")

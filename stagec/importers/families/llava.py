@@ -189,10 +189,8 @@ _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
 def _read(config: Config, projector: Projector, *, tower: str, words: str) -> ModelText:
     """The text of a language model with a tower; `tower` and `words` are the types of these where
     no key says them."""
-    seen = config.section("vision_config", "audio_config")
-    spoken = config.section("text_config", "llm_config")
-    if seen is None or spoken is None:
-        raise config.refuse("text_config", "or 'vision_config' is missing: expected both")
+    seen = config.needed("vision_config", "audio_config")
+    spoken = config.needed("text_config", "llm_config")
     text = language_of(config, spoken, words)
     kind = seen.word("model_type", among=("", *_TOWERS), default=tower)  # '': Kimi-K2.5-NVFP4
     idle = _TOWERS[kind or tower](seen, text)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
-from stagec.importers.common.idle import Idle, image_tokens, read_idle, tower_of, words_of
+from stagec.importers.common.idle import Idle, image_tokens, read_idle, words_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.encoders import read_activation, read_heads_of
 from stagec.importers.families.images import (
@@ -41,7 +41,7 @@ _NOTES = (
 
 def _reader(read: Reader) -> Reader:
     def read_images(config: Config) -> ModelText:
-        vision, words = tower_of(config), words_of(config)
+        vision, words = config.needed("vision_config"), words_of(config)
         count = vision.layers("depth", default=27)
         deep = vision.sizes("deepstack_visual_indexes", most=count - 1)
         if not vision.is_list("deepstack_visual_indexes"):
@@ -159,7 +159,7 @@ def read_exaone4_5(config: Config) -> ModelText:
     """EXAONE 4.5: EXAONE 4 with the tower of Qwen2.5-VL, whose queries share heads of keys."""
     config.merge("text_config")
     config.skip("vision_config")
-    text, vision = read_exaone4(config), tower_of(config)
+    text, vision = read_exaone4(config), config.needed("vision_config")
     heads = vision.size("num_heads", default=16)
     groups = vision.size("num_key_value_heads", default=8)
     vision.divides("num_key_value_heads", groups, heads, "heads")
@@ -213,7 +213,7 @@ def read_qwen2_vl(config: Config) -> ModelText:
 def _qwen(config: Config) -> tuple[ModelText, Config]:
     config.merge("text_config")
     config.skip("vision_config")
-    return read_qwen2(config), tower_of(config)
+    return read_qwen2(config), config.needed("vision_config")
 
 
 def _qwen_tower(vision: Config, text: ModelText, bias: str = "") -> Idle:
@@ -254,7 +254,7 @@ def _merger(vision: Config, idle: Idle, key: str) -> None:
 def read_mllama(config: Config) -> ModelText:
     """Llama 3.2 Vision: some layers have gated attention to images only; a step with text leaves
     them out."""
-    vision = tower_of(config)
+    vision = config.needed("vision_config")
     config.merge("text_config")
     crossed = config.sizes("cross_attention_layers")
     model = DecoderModel(config, Sizes(4096, 14336, 40, 32, 128256, 131072, groups=8))
@@ -449,4 +449,4 @@ def words_and_tower(config: Config, read: Reader) -> tuple[ModelText, Config]:
     words = words_of(config)
     text = read(words)
     words.finish()
-    return replace(text, name=config.text("model_type")), tower_of(config)
+    return replace(text, name=config.text("model_type")), config.needed("vision_config")

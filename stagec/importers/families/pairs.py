@@ -121,9 +121,7 @@ def _projected(config: Config, text: ModelText, body: Body, x: str, args: str) -
 
 def _two_towers(config: Config) -> tuple[ModelText, Config, Config]:
     text = begin_text(config, "Model")
-    vision, words = config.section("vision_config"), config.section("text_config")
-    if vision is None or words is None:
-        raise config.refuse("vision_config", "or 'text_config' is missing: expected both")
+    vision, words = config.needed("vision_config"), config.needed("text_config")
     config.skip("vision_config_dict", "text_config_dict")
     return text, vision, words
 

@@ -49,8 +49,7 @@ def read_phi4_multimodal(config: Config) -> ModelText:
         processor.fixed(name="cascades")
         heard = heard or processor.section("config")
         processor.finish()
-    if heard is None:
-        raise config.refuse("audio_config", "is missing: expected the encoder of sounds")
+    heard = heard or config.needed("audio_config")
     if embedding is not None:
         _read_embedding(embedding)
     config.only("img_processor")

@@ -105,10 +105,8 @@ def _siglip(config: Config, text: ModelText) -> Idle:
     """The tower, and the pooling of a few of its layers. The key `vit_config` of releases states
     more layers than they have: the last one that is pooled is the last one."""
     config.skip("image_patch_id", "image_low_res_id", "image_col_id", "use_frame_special_tokens")
-    released, pool = config.section("vit_config"), config.section("adapter_config")
-    vision = released or config.section("vision_config")
-    if vision is None or pool is None:
-        raise config.refuse("adapter_config", "or 'vision_config' is missing: expected both")
+    released, pool = config.section("vit_config"), config.needed("adapter_config")
+    vision = released or config.needed("vision_config")
     read_idle(vision, text, width=1152, inner=4304, layers=25, patch=14)
     width, layers = text.value("D_v"), text.value("L_v")
     whole = vision.size("num_attention_heads", default=16)

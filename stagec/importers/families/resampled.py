@@ -3,7 +3,7 @@ attend to, or which are merged twice."""
 
 from dataclasses import replace
 
-from stagec.importers.common.idle import siglip, tower_of
+from stagec.importers.common.idle import siglip
 from stagec.importers.common.sizes import read_size
 from stagec.importers.families.images_beside import language_of
 from stagec.importers.families.llama import read_llama, read_qwen2, read_qwen3
@@ -23,7 +23,7 @@ def read_minicpmv(config: Config) -> ModelText:
     if version not in _WORDS:
         known = ", ".join(dict.fromkeys(f"{float(v):g}" for v in _WORDS))
         raise config.refuse("version", f"is {version}, which is not modeled: expected {known}")
-    vision = tower_of(config)
+    vision = config.needed("vision_config")
     config.fixed(drop_vision_last_layer=False, slice_mode=True, batch_vision_input=True)
     config.skip("slice_config", "image_size", "patch_size", "use_image_id", "vision_batch_size")
     config.skip("batch_3d_resampler", "temporal_id", "max_window_layers")
@@ -42,9 +42,7 @@ def read_minicpmv(config: Config) -> ModelText:
 def read_minicpmv4_6(config: Config) -> ModelText:
     """MiniCPM-V 4.6: attention in windows and a product merge patches behind a layer of the tower,
     and `merger_times` further ones behind it."""
-    vision, spoken = tower_of(config), config.section("text_config")
-    if spoken is None:
-        raise config.refuse("text_config", "is missing: expected the language model")
+    vision, spoken = config.needed("vision_config"), config.needed("text_config")
     text = language_of(config, spoken, "qwen3_5_text")
     config.only("drop_vision_last_layer", False)
     config.skip("insert_layer_id", "image_size", "patch_size", "downsample_mode")

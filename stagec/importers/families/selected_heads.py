@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Named, Sizes
-from stagec.importers.common.idle import Idle, read_idle, tower_of, words_of
+from stagec.importers.common.idle import Idle, read_idle, words_of
 from stagec.importers.common.sizes import read_size
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
@@ -104,7 +104,7 @@ def _selecting(model: DecoderModel) -> Sequence[bool]:
 @reads("MiniMax-M3 with images", "minimax_m3_vl", features="tower of CLIP without positions")
 def read_minimax_m3_vl(config: Config) -> ModelText:
     """MiniMax-M3 with its tower, which a step of texts does not use."""
-    vision, words = tower_of(config), words_of(config)
+    vision, words = config.needed("vision_config"), words_of(config)
     text = read_minimax_m3(words)
     words.finish()
     read_idle(vision, text, width=1280, inner=5120, layers=32, patch=14)

@@ -107,7 +107,7 @@ def _front(config: Config, text: ModelText, body: Body, act: str) -> tuple[str, 
     text.symbol("C", widths[-1], "the last of conv_dim")
     factor, rest = 1, 0
     for stride, kernel in zip(reversed(strides), reversed(kernels), strict=True):
-        factor, rest = factor * stride, (rest - 1) * stride + kernel
+        factor, rest = factor * stride, rest * stride + max(kernel - stride, 0)
     x, before = "%sounds", "1"
     for i, (width, stride, kernel) in enumerate(zip(widths, strides, kernels, strict=True)):
         size = "C" if width == widths[-1] else str(width)

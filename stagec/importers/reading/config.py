@@ -296,6 +296,10 @@ class Config:
         inner.skip(*OF_SECTIONS.get(key, ()))
         return inner
 
+    def needed(self, *keys: str) -> Config:
+        """The configuration in a key without which there is no model."""
+        return self.section(*keys) or self._default(keys, None)
+
     def sections(self, key: str, *, length: int) -> list[Config]:
         """The configurations in a list of objects, which the reader must finish."""
         values = self._list([key], length)
@@ -399,7 +403,8 @@ class Config:
 
     def refuse(self, key: str, message: str) -> DiagnosticError:
         """The error of a key whose value conflicts with others."""
-        return error(f"'{self._where}{key}' {message}", self.place(key), remedy=self._ignore(key))
+        remedy = self._ignore(key) if key in self._members else _add(key)
+        return error(f"'{self._where}{key}' {message}", self.place(key), remedy=remedy)
 
     def divides(self, key: str, number: int, whole: int, what: str = "") -> None:
         """Refuse the number of a key if it does not divide `whole`, which is described by `what`.
@@ -414,7 +419,7 @@ class Config:
         raise error(
             f"the key '{self._where}{keys[0]}' is missing",
             self._text.place(self._at),
-            remedy=suggestion or f'add it: "{keys[0]}": VALUE',
+            remedy=suggestion or _add(keys[0]),
         )
 
     def finish(self) -> None:
@@ -448,6 +453,11 @@ class Config:
     def _ignore(self, key: str) -> str:
         name = f"{self._where}{key}"
         return f"if it has no effect here, run stagec import --ignore-key {name} -o MODEL.stg"
+
+
+def _add(key: str) -> str:
+    """The remedy of an absent key."""
+    return f'add it: "{key}": VALUE'
 
 
 def _is_off(key: str, value: Json) -> bool:
