@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from stagec.interp.machine import Interpreter
 from stagec.ir.builder import Builder
 from stagec.ir.core import Value
+from stagec.ir.expr import const, symbol
 from stagec.ir.module import Module
+from stagec.ir.queries import Divides
 from stagec.ir.types import Dim, Partial, TensorType
 from stagec.sharding.reshard import Axes, CollectiveStep, NoPlanError, Resharding
 from tests.support import EXHAUSTIVE, dim, examples, parse
@@ -198,6 +200,18 @@ def test_no_split_is_passed_through_that_does_not_surely_divide() -> None:
     strict = Resharding({"x": 2, "y": 2}, lambda axes, d: False)
     steps = strict.plan(have.type, want.splits)
     assert [shown(s) for s in steps] == ["reduce_scatter x @0", "all_slice y @0"]
+
+
+def test_a_way_depends_on_the_sizes_that_decide_which_splits_divide() -> None:
+    have, want = Placement((("x", "y"), ()), ()), Placement(((), ("x",)))
+    mesh, n = {"x": 2, "y": 2}, symbol("N")
+    plans = Resharding(mesh, lambda axes, d: Divides(const(prod(mesh[a] for a in axes)), n), mesh)
+    way = plans._way(have.type, want.splits, ())
+    steps = [[shown(s) for s in way({**mesh, "N": size})] for size in (8, 6, 8)]
+    assert steps[0] == steps[2] == ["all_to_all x,y @0>1", "all_gather y @1"]
+    assert steps[1] == ["all_gather y @0", "all_to_all x @0>1"]
+    more = way.cost({"x": 2, "y": 4, "N": 6})
+    assert more > way.cost({**mesh, "N": 6})
 
 
 # -- against all sequences of collectives
