@@ -41,7 +41,16 @@ from stagec.ir.kernel import (
 from stagec.ir.traits import CopiesMemory, Free, Recasts
 from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS, FOUR_BITS
 from stagec.ir_spec.ops.activation import ActivationGrad, Silu
-from stagec.ir_spec.ops.contraction import ONE_SCALE, Add, Cast, Einsum, Mul, Sum, casts_twice
+from stagec.ir_spec.ops.contraction import (
+    ONE_SCALE,
+    Add,
+    Cast,
+    Einsum,
+    Mul,
+    Scale,
+    Sum,
+    casts_twice,
+)
 from stagec.ir_spec.ops.loss_forms import LogSoftmax, LogSoftmaxGrad
 from stagec.ir_spec.ops.moe import Combine, CombineWeightsGrad, Dispatch
 from stagec.ir_spec.ops.norm import LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad
@@ -69,7 +78,7 @@ def eager_mark(op: Operation) -> str:
 
 def _cast(op: Operation) -> str:
     widens = DTYPE_BYTES[op.result.tensor.dtype] > DTYPE_BYTES[op.operands[0].tensor.dtype]
-    return "cast" if widens else ""
+    return ("adapter_grad" if op.flag("steps") else "cast") if widens else ""
 
 
 def _einsum(op: Operation) -> str:
@@ -83,6 +92,8 @@ def _einsum(op: Operation) -> str:
 
 
 def _add(op: Operation) -> str:
+    if op.flag("steps"):
+        return "adapter"
     ranks = [v.tensor.rank for v in op.operands]
     if not 0 < min(ranks) < max(ranks):
         return ""
@@ -123,6 +134,7 @@ _MARKS: Mapping[type[OpDef], str | Callable[[Operation], str]] = {
     Einsum: _einsum,
     Add: _add,
     Mul: _where_routed("strided"),
+    Scale: _in_steps("adapter_scale"),
     Silu: _where_routed("routed_silu"),
     ActivationGrad: _activation_grad,
     RmsNorm: _in_steps("rmsnorm"),
