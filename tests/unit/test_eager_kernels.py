@@ -99,6 +99,17 @@ def test_adapters_in_fp32_are_scaled_and_added_op_by_op(tmp_path: Path) -> None:
     assert once.time("h200").step_seconds == twice.time("h200").step_seconds
 
 
+def test_operands_of_two_types_are_not_cast_before() -> None:
+    """A sum of fp32 and 16 bits reads 2 and 4 bytes, writes 4, and computes a place for each
+    element; its cast is no kernel."""
+    elements = 1 << 27
+    places = elements / (1.33 * 132 * H200.compute.clock.value)
+    bandwidth = H200.memory.bandwidth.value * H200.efficiency.memory.bandwidth
+    expected = H200.efficiency.memory.start + max(10 * elements / bandwidth, places)
+    assert seconds("eager_mixed_f32", 12 * elements) == pytest.approx(expected, rel=1e-9)
+    assert seconds("eager_promoted_bf16", 6 * elements) == launches_of("eager_promoted_bf16") == 0
+
+
 def test_eager_torchtitan_is_slower_than_compiled() -> None:
     """arXiv 2410.06511, table 1: Llama 3.1 8B on 8 H100, 6,258 tokens/s a GPU against 6,674."""
     flags: dict[str, Any] = {"dp": 8, "zero": 3, "recompute": "selective", "sizes": {"B": 16}}
@@ -129,6 +140,8 @@ def test_programs_have_all_marks_and_no_others(tmp_path: Path) -> None:
         ("gpt2-small", {"stack": "huggingface"}),
         ("llama-1b", {"stack": "huggingface", "attention": "eager"}),
         ("llama-1b", {"stack": "huggingface", "strategy": adapters(tmp_path, 32)}),
+        ("llama-1b", {"stack": "huggingface", "autocast": "on"}),
+        ("phi3-mini-of-12", {"stack": "huggingface"}),
         ("llama-1b", {"stack": "torchtitan"}),
         ("llama-1b", {"stack": "torchtitan", "cp": "2", "cp_mode": "ring"}),
     ):

@@ -42,9 +42,14 @@ class EagerKernels:
 KERNELS: Mapping[str, EagerKernels] = {
     # aten::_to_copy to a wider type; touched is in tensors of the narrow one
     "cast": EagerKernels(3, 1, places=1, placed=3),
+    # a cast for a kernel that takes two types, and that kernel: x + y, where y is half as wide
+    "promoted": EagerKernels(3, 0),
+    "mixed": EagerKernels(3, 1, places=1, placed=2.5),
     # x * w of rows or of columns; a sum with a mask
     "broadcast": EagerKernels(2, 1, places=1, placed=2),
-    # x * y of views with strides
+    # an activation of a view with strides (models/phi3/modeling_phi3.py, Phi3MLP: chunk)
+    "part": EagerKernels(2, 1, places=1, placed=2),
+    # x * y of views with strides, and the gradient of an activation of one
     "strided": EagerKernels(3, 1, places=1, placed=3),
     # the bias of a linear layer: addmm adds it in the epilogue of its product
     "bias": EagerKernels(2, 0),
