@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 
 from stagec.answers.intervals import STEP, TPOT, TTFT
-from stagec.ir.expr import const
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.jobs.request.options import IDEAL
 from stagec.jobs.session import Session
@@ -75,28 +74,25 @@ def _servers() -> Iterator[Row]:
                     yield (server.stack, family, kind), seconds / predicted, server.fitted
 
 
-#: Family of devices, measured over predicted, and the name of the row.
-Other = tuple[str, float, str]
+#: Family of devices, measured over predicted, and the place of the row.
+Other = tuple[str, float, int]
 
 
 def _without_own() -> Iterator[Other]:
     """Steps by what other stacks sustain on the family, and, without a family, by a data sheet."""
     rows: list[tuple[MeasuredStep, Issued, Machine]] = []
-    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    rules: dict[str, dict[str, SustainedRule]] = defaultdict(dict)
     for steps in measured_steps().values():
         for step in sample(_used(steps), _EACH):
             issued, machine = step.issued(), step.on_machine()
-            kept = issued.software.on(machine).efficiency.sustained.products
-            shares[machine.family][step.options().stack] = kept
+            rules[machine.family][step.options().stack] = issued.software.sustained
             rows.append((step, issued, machine))
-    for step, issued, machine in rows:
-        name, stack = f"{step.source} {step.row}", step.options().stack
-        for other, kept in shares[machine.family].items():
-            if other != stack:
-                yield machine.family, step.seconds / _seconds(issued, machine, kept), name
-        sheet = _by_data_sheet(machine)
-        kept = sheet.efficiency.sustained.products
-        yield "", step.seconds / _seconds(issued, sheet, kept), name
+    for place, (step, issued, machine) in enumerate(rows):
+        for other, rule in rules[machine.family].items():
+            if other != step.options().stack:
+                yield machine.family, step.seconds / _seconds(issued, machine, rule), place
+        ratio = step.seconds / _seconds(issued, _by_data_sheet(machine), SustainedRule())
+        yield "", ratio, place
 
 
 def _by_data_sheet(machine: Machine) -> Machine:
@@ -111,18 +107,17 @@ def _by_data_sheet(machine: Machine) -> Machine:
     return with_tiles(machine.model_copy(update={"efficiency": efficiency}))
 
 
-def _seconds(issued: Issued, machine: Machine, kept: float) -> float:
-    """The seconds of a step in which products sustain this share of their speed."""
-    share = const(round(kept * 1000)) / const(1000)
-    rule = SustainedRule(products=share, experts=issued.software.sustained.experts)
+def _seconds(issued: Issued, machine: Machine, rule: SustainedRule) -> float:
+    """The seconds of a step in which products sustain what this rule says of the machine."""
+    rule = replace(rule, experts=issued.software.sustained.experts)
     return step_time(issued.run_by(replace(issued.software, sustained=rule)), machine).seconds
 
 
 def errors_text() -> str:
     """The table."""
-    others: dict[str, list[tuple[float, str]]] = defaultdict(list)
-    for family, ratio, name in _without_own():
-        others[family].append((ratio, name))
+    others: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for family, ratio, place in _without_own():
+        others[family].append((ratio, place))
     every: dict[tuple[str, str, str], list[tuple[float, bool]]] = defaultdict(list)
     for rows in (_steps(), _servers()):
         for key, ratio, fitted in rows:
@@ -130,9 +125,9 @@ def errors_text() -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["stack", "family", "kind", "rows", "low", "high"])
-    for family, named in sorted(others.items()):
-        low, high = np.percentile([ratio for ratio, _ in named], _PERCENTILES)
-        count = len({name for _, name in named})
+    for family, placed in sorted(others.items()):
+        low, high = np.percentile([ratio for ratio, _ in placed], _PERCENTILES)
+        count = len({place for _, place in placed})
         writer.writerow(["", family, STEP, count, f"{low:.3f}", f"{high:.3f}"])
     for key, ratios in sorted(every.items()):
         left_out = [ratio for ratio, fitted in ratios if not fitted]

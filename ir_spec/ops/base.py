@@ -14,6 +14,8 @@ from stagec.ir.traits import Fusible, Trait
 
 SPEC = Param("spec", "str", 'the index rule, such as "bsd,dhk->bshk"', positional=True)
 
+ADAPTER_STEPS = Param("steps", "flag", "part of an adapter in fp32 that PyTorch runs op by op")
+
 STATE = Param(
     "state",
     "flag",

@@ -19,6 +19,7 @@ from stagec.ir.serving_step import ServingStep
 from stagec.ir.traits import Fusible, Recasts, Terminates, Trait
 from stagec.ir.types import EIGHT_BITS, FLOATS, WITHOUT_SCALES
 from stagec.ir_spec.ops.base import (
+    ADAPTER_STEPS,
     SPEC,
     Elementwise,
     backwards,
@@ -35,6 +36,7 @@ QUANTIZED = EIGHT_BITS | WITHOUT_SCALES.keys()
 #: Those with one scale for a whole tensor.
 ONE_SCALE = EIGHT_BITS - WITHOUT_SCALES.keys()
 HADAMARD = "f4e2m1s"
+_INTO = Param("into", "flag", "the result takes the buffer of the first operand")
 _TO = Param("to", "name", "the element type of the result, if not that of the operands")
 
 
@@ -183,7 +185,7 @@ class Add(OpDef):
     name = "stg.add"
     traits = (Fusible(),)
     operands = ("x*",)
-    params = (SPEC, Param("into", "flag", "the result takes the buffer of the first operand"))
+    params = SPEC, _INTO, ADAPTER_STEPS
     example = "%r = stg.add(%h, %o) : bf16[B, S, D]"
 
     def rule(self, op: Operation) -> Rule:
@@ -322,6 +324,7 @@ class Scale(Elementwise):
         Param("by", "ratio", "the factor (default 1)"),
         Param("sqrt", "size", "multiply by the square root of this"),
         Param("rsqrt", "size", "divide by the square root of this"),
+        ADAPTER_STEPS,
     )
     example = "%y = stg.scale[by = 1/2](%x) : bf16[B]"
 
@@ -383,6 +386,7 @@ class Cast(Elementwise):
     params: ClassVar[tuple[Param, ...]] = (
         Param("to", "name", "the element type", required=True, positional=True),
         Param("again", "flag", "backward casts the value again"),
+        ADAPTER_STEPS,
         *_STAYS,
     )
     example = "%y = stg.cast[f32](%x) : f32[B]"

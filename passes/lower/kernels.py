@@ -38,10 +38,21 @@ from stagec.ir.kernel import (
     TRITON,
     KernelShape,
 )
+from stagec.ir.module import uncast
 from stagec.ir.traits import CopiesMemory, Free, Recasts
 from stagec.ir.types import DTYPE_BYTES, EIGHT_BITS, FOUR_BITS
-from stagec.ir_spec.ops.activation import ActivationGrad, Silu
-from stagec.ir_spec.ops.contraction import ONE_SCALE, Add, Cast, Einsum, Mul, Sum, casts_twice
+from stagec.ir_spec.ops.activation import ActivationGrad, Gelu, Silu
+from stagec.ir_spec.ops.contraction import (
+    ONE_SCALE,
+    Add,
+    Cast,
+    Einsum,
+    Mul,
+    Scale,
+    Sum,
+    casts_twice,
+)
+from stagec.ir_spec.ops.layout import Unbind
 from stagec.ir_spec.ops.loss_forms import LogSoftmax, LogSoftmaxGrad
 from stagec.ir_spec.ops.moe import Combine, CombineWeightsGrad, Dispatch
 from stagec.ir_spec.ops.norm import LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad
@@ -56,10 +67,12 @@ from stagec.ir_spec.strategy.optimizer import HOST
 from stagec.ir_spec.strategy.sustained import SustainedRule
 from stagec.sharding.work import ComputeWork, fused_work, is_computation, is_left, viewed, work_of
 
+FORWARD = ("forward", "recompute")
+
 
 def eager_mark(op: Operation) -> str:
     """The mark of an op that is not a matrix product. It is empty if one kernel of PyTorch touches
-    the bytes of the op at the bandwidth of the memory."""
+    the bytes of the op at the bandwidth of the memory. It depends on the ops around."""
     definition = op.definition
     kind = ActivationGrad if isinstance(definition, ActivationGrad) else type(definition)
     rule = _MARKS.get(kind, "")
@@ -68,8 +81,42 @@ def eager_mark(op: Operation) -> str:
 
 
 def _cast(op: Operation) -> str:
-    widens = DTYPE_BYTES[op.result.tensor.dtype] > DTYPE_BYTES[op.operands[0].tensor.dtype]
-    return "cast" if widens else ""
+    if not _widens(op):
+        return ""
+    if op.flag("steps"):
+        return "adapter_grad"
+    return "promoted" if _is_promoted(op) else "cast"
+
+
+def _widens(op: Operation | None) -> bool:
+    """Whether an op is a cast to a wider type."""
+    if op is None or not isinstance(op.definition, Cast):
+        return False
+    return DTYPE_BYTES[op.result.tensor.dtype] > DTYPE_BYTES[op.operands[0].tensor.dtype]
+
+
+def _is_promoted(op: Operation) -> bool:
+    """Whether a cast is part of the kernels that use its result: PyTorch's sums and products take
+    operands of two types (ATen/native/TensorIterator.cpp, `compute_types`). Gradients are cast by
+    kernels of their own."""
+    if op.phase not in FORWARD:
+        return False
+    users = [user for user, _ in op.result.uses if not user.has(Free)]
+    return bool(users) and all(_is_mixed(user) for user in users)
+
+
+def _is_mixed(op: Operation) -> bool:
+    """Whether an op is a sum or a product of two values, of which one is cast to the type of the
+    other."""
+    if not isinstance(op.definition, Add | Mul) or len(op.operands) != 2 or "spec" in op.attrs:
+        return False
+    return _widens(op.operands[0].producer) != _widens(op.operands[1].producer)
+
+
+def _takes_promoted(op: Operation) -> bool:
+    """Whether an op takes a cast that is part of its kernel."""
+    makers = (v.producer for v in op.operands)
+    return any(m is not None and _widens(m) and _is_promoted(m) for m in makers)
 
 
 def _einsum(op: Operation) -> str:
@@ -83,26 +130,52 @@ def _einsum(op: Operation) -> str:
 
 
 def _add(op: Operation) -> str:
+    if op.flag("steps"):
+        return "adapter"
+    if _takes_promoted(op):
+        return "mixed"
     ranks = [v.tensor.rank for v in op.operands]
     if not 0 < min(ranks) < max(ranks):
         return ""
     made = viewed(op.operands[0]).producer
     follows = made is not None and is_computation(made) and work_of(made).kernel is not None
-    return "bias" if follows and is_parameter(op.operands[1]) else "broadcast"
+    return "bias" if follows and is_parameter(uncast(op.operands[1])) else "broadcast"
 
 
-def _where_routed(mark: str) -> Callable[[Operation], str]:
-    """A function that gives this mark to ops on routed rows, which are parts of packed products."""
+def _is_routed(op: Operation) -> bool:
+    """Whether an op is on routed rows, which are parts of packed products."""
+    return any(d.routed or d.load for d in op.operands[0].tensor.dims)
 
-    def rule(op: Operation) -> str:
-        return mark if any(d.routed or d.load for d in op.operands[0].tensor.dims) else ""
 
-    return rule
+def _mul(op: Operation) -> str:
+    if _takes_promoted(op):
+        return "mixed"
+    return "strided" if _is_routed(op) or any(map(_is_part, op.operands)) else ""
+
+
+def _activation(op: Operation) -> str:
+    if isinstance(op.definition, Silu) and _is_routed(op):
+        return "routed_silu"
+    return "part" if _is_part(op.operands[0]) else ""
 
 
 def _activation_grad(op: Operation) -> str:
     of = op.definition.of if isinstance(op.definition, ActivationGrad) else None
-    return _where_routed("routed_silu_grad")(op) if isinstance(of, Silu) else ""
+    if isinstance(of, Silu) and _is_routed(op):
+        return "routed_silu_grad"
+    return "strided" if any(map(_is_part, op.operands)) else ""
+
+
+def _is_part(value: Value) -> bool:
+    """Whether a value is a view of a part of a product that model code computes as one, also where
+    it is kept for backward: its rows have gaps."""
+    maker = value.owner
+    if isinstance(maker, Region):
+        outer = maker.owner.operands
+        return value.index < len(outer) and _is_part(outer[value.index])
+    if maker.region is not None:
+        return _is_part(maker.region.terminator.operands[value.index])
+    return isinstance(maker.definition, Unbind) and maker.flag("joined")
 
 
 def _in_steps(mark: str) -> Callable[[Operation], str]:
@@ -114,7 +187,7 @@ def _rope(op: Operation) -> str:
 
 
 def _either(forward: str, backward: str) -> Callable[[Operation], str]:
-    return lambda op: forward if op.phase in ("forward", "recompute") else backward
+    return lambda op: forward if op.phase in FORWARD else backward
 
 
 #: By the class of an op: its mark, or a function from the op to its mark.
@@ -122,8 +195,10 @@ _MARKS: Mapping[type[OpDef], str | Callable[[Operation], str]] = {
     Cast: _cast,
     Einsum: _einsum,
     Add: _add,
-    Mul: _where_routed("strided"),
-    Silu: _where_routed("routed_silu"),
+    Mul: _mul,
+    Scale: _in_steps("adapter_scale"),
+    Silu: _activation,
+    Gelu: _activation,
     ActivationGrad: _activation_grad,
     RmsNorm: _in_steps("rmsnorm"),
     RmsNormGrad: _in_steps("rmsnorm_grad"),
@@ -206,8 +281,13 @@ class KernelForms:
             kernel = _with_mask(kernel, op.expr("window"))
         return work._replace(kernel=replace(kernel, dtype=self.cast or kernel.dtype))
 
-    def of_op(self, op: Operation, kernel: KernelShape | None) -> str:
-        """The mark of the kernel of an op; empty if it has none."""
+    def eager(self, op: Operation) -> str:
+        """The mark of what PyTorch launches for an op, if the strategy asks for it."""
+        return eager_mark(op) if self.torch else ""
+
+    def of_op(self, op: Operation, kernel: KernelShape | None, eager: str) -> str:
+        """The mark of the kernel of an op, which is `eager` unless it has another one; empty if it
+        has none."""
         if kernel is None:
             if self.host and _is_of_host(op):
                 return ON_HOST
@@ -218,7 +298,7 @@ class KernelForms:
             if op.text("to", "") in ONE_SCALE and op.has(Recasts) and casts_twice(op):
                 read = DTYPE_BYTES[op.operands[0].tensor.dtype] * (2 if op.flag("searched") else 1)
                 return f"{CASTS}{read}"
-            return eager_mark(op) if self.torch else ""
+            return eager
         if kernel.kind in ATTENDS:
             return kernel.mark or self.attention
         dtypes = [v.tensor.dtype for v in op.operands[:2]]

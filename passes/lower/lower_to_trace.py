@@ -4,7 +4,7 @@ Only this pass divides sizes by the sizes of axes: FLOPs and bytes become those 
 expressions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
 
@@ -101,11 +101,14 @@ def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
     staged = stage_functions(module)
     forms = KernelForms.of(read_strategy(module))
 
-    def said(op: Operation) -> dict[str, RawAttr]:
+    def said(op: Operation, eager: str) -> dict[str, RawAttr]:
         work = forms.work(op)
-        return attributes(op.name, work, op.results, forms.of_op(op, work.kernel))
+        return attributes(op.name, work, op.results, forms.of_op(op, work.kernel, eager))
 
-    costs, facts = MemoByType(said), module.facts
+    known_costs, facts = MemoByType(said), module.facts
+
+    def costs(op: Operation) -> dict[str, RawAttr]:
+        return known_costs(op, forms.eager(op))
 
     def part(op: Operation, factor: str, steps: Expr) -> tuple[Attrs, Attrs]:
         return shared_out(costs(op), {op: factor}, steps, facts)
@@ -119,7 +122,7 @@ def lower_to_trace(module: Module, *, share_actions: bool = False) -> None:
 def _lower(
     module: Module,
     func: Operation,
-    costs: MemoByType[Attrs],
+    costs: Callable[[Operation], Attrs],
     parts: Parts,
     known: SharedActions | None,
 ) -> None:
@@ -135,7 +138,11 @@ class _Lowering:
     """Lowers a function. `known` are the lowered actions, if actions are shared."""
 
     def __init__(
-        self, module: Module, costs: MemoByType[Attrs], parts: Parts, known: SharedActions | None
+        self,
+        module: Module,
+        costs: Callable[[Operation], Attrs],
+        parts: Parts,
+        known: SharedActions | None,
     ) -> None:
         self._costs, self._parts, self._known = costs, parts, known
         self._registry, self._facts = module.registry, module.facts

@@ -22,7 +22,7 @@ from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.dtypes import computed_in
-from stagec.ir_spec.strategy.kernels import KernelsRule
+from stagec.ir_spec.strategy.kernels import TORCH, KernelsRule
 from stagec.ir_spec.strategy.lora import FIRST, SECOND, LoraRule
 from stagec.passes.strategy.low_rank import LowRankCut, adapted_parameters, low_rank_types
 
@@ -140,6 +140,8 @@ class _Adapter:
 
     def __init__(self, module: Module, rule: LoraRule, *, wide: bool) -> None:
         self._module, self._rule, self._wide = module, rule, wide
+        torch = read_strategy(module).one(KernelsRule).elementwise == TORCH
+        self._steps: dict[str, RawAttr] = {"steps": True} if wide and torch else {}
         self._slices: dict[Operation, Value] = {}
         self._lows: dict[Value, Value] = {}
 
@@ -179,9 +181,11 @@ class _Adapter:
         up = build.value("stg.einsum", [low, b], {"spec": cut.up, **to}, hint=f"{y.name}_lora")
         if self._rule.alpha not in (0, self._rule.rank):
             by = const(self._rule.alpha) / const(self._rule.rank)
-            up = build.value("stg.scale", [up], {"by": by}, hint=f"{y.name}_scaled")
-        up = cast_to(build, up, y.tensor.dtype)
-        adapted = build.value("stg.add", [y, up], hint=f"{y.name}_adapted")
+            up = build.value("stg.scale", [up], {"by": by, **self._steps}, hint=f"{y.name}_scaled")
+        if (dtype := y.tensor.dtype) != up.tensor.dtype:
+            given = {"to": dtype, **self._steps}
+            up = build.value("stg.cast", [up], given, hint=f"{up.name}_{dtype}")
+        adapted = build.value("stg.add", [y, up], self._steps, hint=f"{y.name}_adapted")
         y.replace_with(adapted, users)
 
     def _cast_input(self, build: Builder, cut: LowRankCut, x: Value) -> tuple[Value, str]:

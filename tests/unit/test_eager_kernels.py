@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,43 @@ def test_a_rotation_of_complex_numbers_launches_three_kernels() -> None:
     assert seconds("eager_complex_rope_bf16", 4 * elements) == pytest.approx(expected, rel=1e-9)
 
 
+def adapters(folder: Path, alpha: int) -> str:
+    """A strategy with adapters of queries."""
+    text = f"stg.strategy @s {{ stg.lora[targets = wq, rank = 16, alpha = {alpha}] }}"
+    (folder / f"{alpha}.stg").write_text(text)
+    return str(folder / f"{alpha}.stg")
+
+
+def test_adapters_in_fp32_are_scaled_and_added_op_by_op(tmp_path: Path) -> None:
+    """A sum of two results in 16 bits moves six bytes an element; that of PyTorch reads one of them
+    in fp32 and writes fp32, behind a product with the factor, also where that is 1. The gradient is
+    cast twice, and scaled."""
+    elements = 1 << 27
+    bandwidth = H200.memory.bandwidth.value * H200.efficiency.memory.bandwidth
+    places = elements / (1.33 * 132 * H200.compute.clock.value)
+    start = H200.efficiency.memory.start
+    expected = 2 * start + 8 * elements / bandwidth + max(10 * elements / bandwidth, places)
+    assert seconds("eager_adapter_bf16", 6 * elements) == pytest.approx(expected, rel=1e-9)
+    expected = 3 * start + 14 * elements / bandwidth + places
+    assert seconds("eager_adapter_grad_bf16", 6 * elements) == pytest.approx(expected, rel=1e-9)
+    once, twice = (
+        stagec.job("llama3-8b", adapters(tmp_path, alpha), stack="huggingface", sizes={"L": 2})
+        for alpha in (16, 32)
+    )
+    assert once.time("h200").step_seconds == twice.time("h200").step_seconds
+
+
+def test_operands_of_two_types_are_not_cast_before() -> None:
+    """A sum of fp32 and 16 bits reads 2 and 4 bytes, writes 4, and computes a place for each
+    element; its cast is no kernel."""
+    elements = 1 << 27
+    places = elements / (1.33 * 132 * H200.compute.clock.value)
+    bandwidth = H200.memory.bandwidth.value * H200.efficiency.memory.bandwidth
+    expected = H200.efficiency.memory.start + max(10 * elements / bandwidth, places)
+    assert seconds("eager_mixed_f32", 12 * elements) == pytest.approx(expected, rel=1e-9)
+    assert seconds("eager_promoted_bf16", 6 * elements) == launches_of("eager_promoted_bf16") == 0
+
+
 def test_eager_torchtitan_is_slower_than_compiled() -> None:
     """arXiv 2410.06511, table 1: Llama 3.1 8B on 8 H100, 6,258 tokens/s a GPU against 6,674."""
     flags: dict[str, Any] = {"dp": 8, "zero": 3, "recompute": "selective", "sizes": {"B": 16}}
@@ -93,21 +131,26 @@ def test_a_mark_has_a_name_and_a_type() -> None:
     assert eager_kernels("continues_always") is None
 
 
-def test_programs_have_all_marks_and_no_others() -> None:
-    """Of a mixture of experts, of norms with biases, of attention without a kernel, and of
-    torchtitan, also with a ring."""
+def test_programs_have_all_marks_and_no_others(tmp_path: Path) -> None:
+    """Of a mixture of experts, of norms with biases, of attention without a kernel, of adapters,
+    and of torchtitan, also with a ring."""
     forms = set[str]()
     for model, given in (
         ("mixtral-of-8", {"stack": "huggingface"}),
         ("gpt2-small", {"stack": "huggingface"}),
         ("llama-1b", {"stack": "huggingface", "attention": "eager"}),
+        ("llama-1b", {"stack": "huggingface", "strategy": adapters(tmp_path, 32)}),
+        ("llama-1b", {"stack": "huggingface", "autocast": "on"}),
+        ("phi3-mini-of-12", {"stack": "huggingface"}),
         ("llama-1b", {"stack": "torchtitan"}),
         ("llama-1b", {"stack": "torchtitan", "cp": "2", "cp_mode": "ring"}),
     ):
+        strategy = given.pop("strategy", None)
         flags, _ = values_of(JOB, given)
         sizes = {"B": 1, "S": 64}
         options = JobOptions(
             str(SOURCE.folder / f"{model}.json"),
+            strategy=strategy,
             sizes=sizes,
             explicit=frozenset(given),
             **{name: flags[name] for name in given},

@@ -66,7 +66,7 @@ def step(*flags: str, machine: str = "h100-sxm") -> dict[str, Any]:
     return actual
 
 
-@pytest.mark.parametrize(("kernel", "median"), [("flash_2", 0.045), ("cudnn", 0.09)])
+@pytest.mark.parametrize(("kernel", "median"), [("flash_2", 0.045), ("cudnn", 0.065)])
 def test_kernels_of_attention_are_near_published_rates(kernel: str, median: float) -> None:
     lengths = 512 * 2 ** np.arange(6)
     errors: list[Any] = []

@@ -42,12 +42,25 @@ class EagerKernels:
 KERNELS: Mapping[str, EagerKernels] = {
     # aten::_to_copy to a wider type; touched is in tensors of the narrow one
     "cast": EagerKernels(3, 1, places=1, placed=3),
+    # a cast for a kernel that takes two types, and that kernel: x + y, where y is half as wide
+    "promoted": EagerKernels(3, 0),
+    "mixed": EagerKernels(3, 1, places=1, placed=2.5),
     # x * w of rows or of columns; a sum with a mask
     "broadcast": EagerKernels(2, 1, places=1, placed=2),
-    # x * y of views with strides
+    # an activation of a view with strides (models/phi3/modeling_phi3.py, Phi3MLP: chunk)
+    "part": EagerKernels(2, 1, places=1, placed=2),
+    # x * y of views with strides, and the gradient of an activation of one
     "strided": EagerKernels(3, 1, places=1, placed=3),
     # the bias of a linear layer: addmm adds it in the epilogue of its product
     "bias": EagerKernels(2, 0),
+    # peft/tuners/lora/layer.py, Linear.forward, with adapters in fp32: their product is scaled, and
+    # added in fp32 to the result in 16 bits; the cast behind it is a node
+    "adapter": EagerKernels(3, 2, moved=4, places=1, placed=5),
+    # the gradient becomes fp32, and 16 bits again for the result (torch/csrc/autograd/engine.cpp,
+    # validate_outputs), and is scaled
+    "adapter_grad": EagerKernels(3, 3, moved=7, places=1, placed=3),
+    # both have it
+    "adapter_scale": EagerKernels(2, 0),
     # the gradient of a scale: dy * x, summed over rows
     "rows": EagerKernels(2, 2, moved=4),
     # models/llama/modeling_llama.py, LlamaRMSNorm: pow, mean, + eps, rsqrt, x * r
