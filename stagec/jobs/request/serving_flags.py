@@ -162,8 +162,8 @@ class Serving:
                 remedy="rename the symbol in the model",
             )
         declared = module.ops("stg.symbols")[0].attrs
-        if self.past != 0:
-            declared[PAST] = True if self.past is None else const(self.past)
+        if self.past != 0 or self.step is not None:  # a mixed step has those of each class
+            declared[PAST] = const(self.past) if self.past else True
         module.set_values(self.sizes)
         if self.step is not None:
             module.serving = self.mode  # tokens of a step are no longer those of a sequence
