@@ -137,7 +137,7 @@ class JobBuilder:
             warning = over_limit(serving)
             if warning is not None:
                 self.session.report(warning)
-            serving.declare(module)
+            serving.declare(module, split=self.options.dcp > 1)
         return serving
 
     def _check_redundant_experts(self, strategy: Strategy) -> None:

@@ -20,6 +20,7 @@ from stagec.analysis.serving_rates import (
     colocated,
     steady_parts,
     steady_seconds,
+    uneven_seconds,
 )
 from stagec.analysis.steady_server import PromptChunks, chunks, per_token
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
@@ -122,11 +123,13 @@ class MixedPoint:
     budget: int
     work: PromptChunks
     steady: ServingRates
+    under_way: int = 1  # steps with prompts beside, on as many pipeline stages
 
     @property
     def mean_seconds(self) -> float:
         """The mean seconds of a step, over those with prompts and those without."""
-        return self.decode.seconds + self.work.share * (self.mixed.seconds - self.decode.seconds)
+        about = self.decode.seconds, self.mixed.seconds, self.work.share
+        return uneven_seconds(*about, self.under_way)
 
     @property
     def peak(self) -> int:
@@ -274,7 +277,8 @@ class _Timing:
         before = (work.steps - 1) * mixed.seconds
         passes = chunks_pass(before, mixed.seconds, self._stages)
         pods = self._pod(decode), self._pod(mixed, prompts, passes)
-        return MixedPoint(decode, mixed, budget, work, chunked(*pods, work, load.output))
+        rates = chunked(*pods, work, load.output, stages=self._stages)
+        return MixedPoint(decode, mixed, budget, work, rates, self._stages)
 
     def _by_turns(self, budget: int, each: int) -> MixedPoint | None:
         """Steps that decode, alternating with steps that have a chunk of a prompt of each group
