@@ -102,7 +102,7 @@ def tokens_accepted(rate: float, drafts: int) -> float:
     return sum(rate**number for number in range(drafts + 1))
 
 
-def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
+def colocated(prefill: PodStep, decode: PodStep, output: int, *, stages: int = 1) -> ServingRates:
     """The same ranks prefill and decode, in alternating steps.
 
     While a sequence generates its O tokens, the first of them in prefill, each of B sequences is
@@ -113,11 +113,14 @@ def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
         TPOT = t_decode + (B / b - 1) t_prefill / (O - 1)
 
     where TPOT has B / b - 1 since a sequence waits for the prompts of others, not for its own. In
-    the steady state, each sequence that ends is followed by another one.
+    the steady state, each sequence that ends is followed by another one. On pipeline `stages` the
+    cycle has as many steps of `uneven_seconds`, and t_prefill is what it has beyond decode.
     """
-    turns = decode.sequences / prefill.sequences
-    cycle = (output - 1) * decode.seconds + turns * prefill.seconds
-    tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / (output - 1)
+    turns, tokens = decode.sequences / prefill.sequences, output - 1
+    steps = tokens + turns
+    cycle = steps * uneven_seconds(decode.seconds, prefill.seconds, turns / steps, stages)
+    prompts = (cycle - tokens * decode.seconds) / turns
+    tpot = decode.seconds + max(0.0, turns - 1) * prompts / tokens
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 

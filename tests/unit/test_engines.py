@@ -516,14 +516,16 @@ def test_steps_of_unlike_seconds_wait_on_stages(stages: int) -> None:
     assert uneven_seconds(2.0, 2.0, 0.3, stages) == pytest.approx(2)
 
 
-@pytest.mark.parametrize("stages", [2, 4])
-def test_stages_with_prompts_beside_decode_are_those_of_requests_over_time(stages: int) -> None:
+@pytest.mark.parametrize(("stages", "stack"), [(2, "vllm"), (4, "vllm"), (2, "sglang")])
+def test_stages_that_wait_for_prompts_are_those_of_requests_over_time(
+    stages: int, stack: str
+) -> None:
     """TPOT of batches, whose steps with prompts make other stages wait, and that of a closed loop
     of requests that do not end together."""
-    job = library.job("llama3-8b", pp=stages, stack="vllm", prompt=2000)
+    job = library.job("llama3-8b", pp=stages, stack=stack, prompt=2000)
     steady = job.serve("h200", batches="64", output_tokens=200).points[0].rates
     words = ("--concurrency", "64", "--count", "640", "--lengths", "prompt=1500..2500,output=~200")
-    server = ("llama3-8b", "--pp", str(stages), "--stack", "vllm", "--machine", "h200", "--json")
+    server = ("llama3-8b", "--pp", str(stages), "--stack", stack, "--machine", "h200", "--json")
     over_time = json.loads(stagec("serve", *server, *words).out)["times"]["tpot"]["mean"]
     assert steady.tpot == pytest.approx(over_time, rel=0.12)
 

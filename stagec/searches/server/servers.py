@@ -136,7 +136,7 @@ def aggregated_servers(
                 for n in {**point.mixed.parts, **point.decode.parts}
             }
             waits = point.mean_seconds - sum(point.decode.parts.values()) - sum(more.values())
-            if point.under_way > 1:
+            if worker.stages > 1:
                 more[WAITING] = more.get(WAITING, 0.0) + waits
             parts = {
                 **_named(DECODE_PART, per_token(point.decode.parts, scale)),
