@@ -23,5 +23,6 @@ class DeferOp(Statement):
     example = "stg.defer[over = tpr]"
 
     def from_flags(self, request: FlagValues) -> Statements:
-        if REPLICAS in request.axes and "tp" in request.axes and "G" in request.sizes:
+        replicas = REPLICAS in request.axes and request["dcp"] == 1
+        if replicas and "tp" in request.axes and "G" in request.sizes:
             yield {"over": REPLICAS}

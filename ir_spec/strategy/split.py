@@ -1,5 +1,6 @@
 """Dimensions that are split over axes of the mesh, and when a split yields to computations."""
 
+from stagec.ir.serving_step import DECODE, MIXED
 from stagec.ir_spec.strategy.axes import (
     DATA_AXES,
     EXPERT_PART,
@@ -11,7 +12,7 @@ from stagec.ir_spec.strategy.axes import (
     TENSOR_PARALLEL,
     whole_experts,
 )
-from stagec.ir_spec.strategy.flag_values import Axes, FlagValues, Statements
+from stagec.ir_spec.strategy.flag_values import SERVE, Axes, FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Statement, parameter
 
 
@@ -77,6 +78,15 @@ class SplitOp(Statement):
             needs=("tp",),
         ),
         Flag(
+            "dcp",
+            "With --serve decode and mixed: ranks of tp that split the cached tokens of a sequence "
+            "(decode context parallelism of vLLM).",
+            "int",
+            1,
+            needs=("tp", SERVE),
+            rare=True,
+        ),
+        Flag(
             "whole_shared_experts",
             "Each rank of tp has all of the shared experts, as in SGLang with "
             "SGLANG_SHARED_EXPERT_TP1, where blocks of low-bit weights do not divide.",
@@ -102,6 +112,15 @@ class SplitOp(Statement):
         if "tp" in request.axes:
             yield from self._tensor_parallel(request)
 
+    def problems(self, request: FlagValues) -> Problems:
+        if request["dcp"] > 1 and request["dp_attention"]:
+            yield (
+                "--dcp splits sequences of all ranks of tp, but --dp-attention gives each its own",
+                "leave one of them out",
+            )
+        if request["dcp"] > 1 and "cp" in request.axes:
+            yield "--cp and --dcp both split cached tokens", "leave one of them out"
+
     def _tensor_parallel(self, request: FlagValues) -> Statements:
         """Heads, widths and vocabulary are split over all of tensor parallelism, KV heads over as
         many ranks as there are heads, experts over the ranks with the same experts."""
@@ -117,6 +136,8 @@ class SplitOp(Statement):
             yield {"dims": EXPERT_WIDTH, "over": request.over("tp", REPLICAS)}
         if dims:
             yield {"dims": tuple(dims), "over": over}
+        if request["dcp"] > 1 and request.flags.get(SERVE) in (DECODE, MIXED):
+            yield {"dims": "past", "over": request.over(REPLICAS) or over}
         if request["sp"]:
             sequences = request.split_over(*TENSOR_AXES)
             yield {"dims": sequences, "over": over, "at": "rest"}

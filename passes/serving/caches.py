@@ -52,7 +52,7 @@ class CachingStep(ServingStep):
             raise new.error(
                 f"%{new.name} has rows of several tokens, which are not cached in parts of a "
                 f"sequence: the strategy splits its tokens over {self.over} ranks",
-                remedy="leave out --cp: --tp and --dp split the work of a step too",
+                remedy="leave out --cp and --dcp: --tp and --dp split the work of a step too",
             )
         new, past = self._typed(new), whole_rows(self.past, rate)
         added = new.tensor.shape[dim]

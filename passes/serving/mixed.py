@@ -40,6 +40,7 @@ from stagec.ir.core import substitute_attr
 from stagec.ir.drafts import concatenated
 from stagec.ir.expr import ONE, ZERO, substitute
 from stagec.ir.module import BATCH
+from stagec.ir.serving_step import PAST
 from stagec.passes.serving.caches import CachingStep
 from stagec.passes.serving.latent import is_cached
 from stagec.serving.step import Step, parse_step
@@ -57,6 +58,18 @@ class _Class:
     tokens: Expr
     all_: bool
     none: bool
+
+
+def _split_caches(module: Module, cached: Sequence[Expr]) -> None:
+    """Let statements about the cached tokens of a step be about those of each class."""
+    module.ops("stg.symbols")[0].attrs.pop(PAST, None)
+    splits = [op for op in module.ops("stg.strategy") for op in op.body.ops]
+    for op in (op for op in splits if PAST in op.names("dims")):
+        others = [name for name in op.names("dims") if name != PAST]
+        if dims := (*others, *(str(past) for past in cached)):
+            op.attrs["dims"] = dims
+        else:
+            op.erase()
 
 
 def parsed_classes(classes: Sequence[str]) -> Step:
@@ -99,6 +112,7 @@ class Mixed:
             count = left / new if last else symbol(f"count{i}")
             own = left if last else count * new
             parts.append(_Class(count, new, past, own, each.sampled == each.new, not each.sampled))
+        _split_caches(module, [each.past for each in parts if each.past != ZERO])
         step.env = module.env
         begun = [each for each in parts if each.past == ZERO]
         if len(begun) == 1:

@@ -66,8 +66,9 @@ def served(module: Module, tokens: Expr | None) -> dict[int, ServedBytes]:
 def _of_function(func: Operation, tokens: Expr) -> ServedBytes:
     args = func.body.args
     rows = [a for a in args if a.tensor.role == "cache"]
-    one = total(_bytes(a, tokens + 1, one=True) - _bytes(a, tokens, one=True) for a in rows)
-    return _served(args, one, total(_bytes(a, tokens) for a in rows))
+    return _served(
+        args, total(_of_one(a, tokens) for a in rows), total(_bytes(a, tokens) for a in rows)
+    )
 
 
 def _of_mixed(module: Module, func: Operation) -> ServedBytes:
@@ -79,7 +80,7 @@ def _of_mixed(module: Module, func: Operation) -> ServedBytes:
         tokens = past + symbol(f"new{number}")
         caches += _bytes(cache, tokens)
         if number == "0":
-            one += _bytes(cache, tokens + 1, one=True) - _bytes(cache, tokens, one=True)
+            one += _of_one(cache, tokens)
     return _served(func.body.args, one, caches)
 
 
@@ -92,14 +93,24 @@ def _served(args: Sequence[Value], one: Expr, caches: Expr) -> ServedBytes:
     )
 
 
+def _of_one(cache: Value, tokens: Expr) -> Expr:
+    """The bytes of one more token of one sequence on a rank, on average over ranks that split the
+    tokens, rounded up."""
+    more = _bytes(cache, tokens + 1, one=True) - _bytes(cache, tokens, one=True)
+    along = rows_of(cache)
+    axes = cache.tensor.dims[along.dim].axes if along is not None else ()
+    return call("ceildiv", [more, axis_size(axes)]) if axes else more
+
+
 def _bytes(cache: Value, tokens: Expr, *, one: bool = False) -> Expr:
     """The bytes of a cache on a rank whose sequences have `tokens` cached, or of `one` sequence of
-    it. If the dimension of tokens is split, they are those of the fullest rank."""
+    it over all ranks. If ranks split the tokens, they are those of the fullest rank."""
     along, sizes = rows_of(cache), list[Expr]()
     for d, dim in enumerate(cache.tensor.dims):
         if along is not None and d == along.dim:
             rows = along.cached(tokens)
-            rows = call("ceildiv", [rows, axis_size(dim.axes)]) if dim.split else rows
+            split = dim.split and not one
+            rows = call("ceildiv", [rows, axis_size(dim.axes)]) if split else rows
             sizes.append(rows if one else along.paged(rows))
         elif one and BATCH in dim.size.symbols:
             size = substitute(dim.size, {BATCH: ONE})

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from stagec.analysis.steady_server import PromptChunks
 from stagec.time.streams import BUBBLE, SCHEDULER
+
+#: The part of a step in which stages wait for others.
+WAITING: Final = "stages that wait"
+_GOLDEN: Final = (5**0.5 - 1) / 2
+_STEPS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,7 @@ def steady_parts(parts: Mapping[str, float], seconds: float, stages: int) -> Map
         return parts
     times = {name: 1 if name == SCHEDULER else stages for name in parts if name != BUBBLE}
     busy = {name: each * parts[name] for name, each in times.items()}
-    return {**busy, "stages that wait": max(0.0, seconds - sum(busy.values()))}
+    return {**busy, WAITING: max(0.0, seconds - sum(busy.values()))}
 
 
 def steady_seconds(parts: Mapping[str, float], seconds: float, stages: int) -> float:
@@ -95,7 +102,7 @@ def tokens_accepted(rate: float, drafts: int) -> float:
     return sum(rate**number for number in range(drafts + 1))
 
 
-def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
+def colocated(prefill: PodStep, decode: PodStep, output: int, *, stages: int = 1) -> ServingRates:
     """The same ranks prefill and decode, in alternating steps.
 
     While a sequence generates its O tokens, the first of them in prefill, each of B sequences is
@@ -106,44 +113,78 @@ def colocated(prefill: PodStep, decode: PodStep, output: int) -> ServingRates:
         TPOT = t_decode + (B / b - 1) t_prefill / (O - 1)
 
     where TPOT has B / b - 1 since a sequence waits for the prompts of others, not for its own. In
-    the steady state, each sequence that ends is followed by another one.
+    the steady state, each sequence that ends is followed by another one. On pipeline `stages` the
+    cycle has as many steps of `uneven_seconds`, and t_prefill is what it has beyond decode.
     """
-    turns = decode.sequences / prefill.sequences
-    cycle = (output - 1) * decode.seconds + turns * prefill.seconds
-    tpot = decode.seconds + max(0.0, turns - 1) * prefill.seconds / (output - 1)
+    turns, tokens = decode.sequences / prefill.sequences, output - 1
+    steps = tokens + turns
+    cycle = steps * uneven_seconds(decode.seconds, prefill.seconds, turns / steps, stages)
+    prompts = (cycle - tokens * decode.seconds) / turns
+    tpot = decode.seconds + max(0.0, turns - 1) * prompts / tokens
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 
+def uneven_seconds(plain: float, mixed: float, share: float, stages: int) -> float:
+    """The mean seconds in which a step passes `stages` pipeline stages, with as many steps under
+    way, of which a `share` has chunks of prompts and takes `mixed` seconds in place of `plain`.
+
+    A step waits on each stage for the one before it, and a stage for the next step. Step n, of x(n)
+    seconds on each stage, ends there at
+
+        E(n, k) = max(E(n, k - 1), E(n - 1, k)) + x(n),  E(n, 0) = E(n - stages, stages)
+
+    Steps with prompts are spread by multiples of the golden ratio: almost evenly, but in no rhythm
+    of the stages.
+    """
+    if stages == 1 or not 0 < share < 1:
+        return plain + share * (mixed - plain)
+    begins, before, place = deque([0.0] * stages), [0.0] * stages, 0.0
+    for _ in range(_STEPS):
+        place = (place + _GOLDEN) % 1
+        seconds, end = (mixed if place < share else plain) / stages, begins.popleft()
+        for stage, free in enumerate(before):
+            end = before[stage] = max(end, free) + seconds
+        begins.append(end)
+    return stages * before[-1] / (_STEPS + stages - 1)  # the last stage begins so much later
+
+
 def chunked(
-    decode: PodStep, mixed: PodStep, work: PromptChunks, output: int, *, waits: bool = False
+    decode: PodStep,
+    mixed: PodStep,
+    work: PromptChunks,
+    output: int,
+    *,
+    stages: int = 1,
+    waits: bool = False,
 ) -> ServingRates:
     """The same ranks prefill and decode in the same steps: `decode` and `mixed` are steps without
     and with chunks of prompts; `work` has the chunks of each group of ranks, which are in a share s
     of the steps. A sequence has
 
-        TPOT = t_decode + s (B - 1) / B (t_mixed - t_decode)
+        TPOT = t_decode + (B - 1) / B (t - t_decode),  t = t_decode + s (t_mixed - t_decode)
 
     since it waits for the prompts of others, not for its own. The ranks complete
 
-        requests/s = B / ((O - 1) (t_decode + s (t_mixed - t_decode)))
+        requests/s = B / ((O - 1) t)
 
-    If the prompts of all B sequences arrive faster than steps can take them, some sequence `waits`.
-    The mixed step then has the sequences that decode (`stagec.analysis.steady_server.decoding`),
-    and every step is mixed: the m steps of a prompt bound the rate, with n prompts at a time, and
-    the rest of the B sequences in the server waits (Little's law):
+    On pipeline `stages` t is that of `uneven_seconds`. If the prompts of all B sequences arrive
+    faster than steps can take them, some sequence `waits`. The mixed step then has the sequences
+    that decode (`stagec.analysis.steady_server.decoding`), and every step is mixed: the m steps of
+    a prompt bound the rate, with n prompts at a time, and the rest of the B sequences in the server
+    waits (Little's law):
 
         TPOT = t_mixed,  requests/s = n / (m t_mixed)
         TTFT = request + B / (requests/s) - (O - 1) TPOT
     """
     count, turns = decode.sequences, output - 1
-    more = mixed.seconds - decode.seconds
+    mean = uneven_seconds(decode.seconds, mixed.seconds, work.share, stages)
     first, tpot = mixed.passes or work.steps * mixed.seconds, mixed.seconds
     if waits:
         rate = mixed.sequences / (work.steps * mixed.seconds)
         first = max(first, count / rate - turns * tpot)
     else:
-        tpot = decode.seconds + work.share * (count - 1) / count * more
-        rate = count / (turns * (decode.seconds + work.share * more))
+        tpot = decode.seconds + (count - 1) / count * (mean - decode.seconds)
+        rate = count / (turns * mean)
     prefill = PodStep(mixed.sequences, first, mixed.ranks, request=mixed.request)
     return _rates(prefill, decode, output, tpot, rate * output, 0.0)
 

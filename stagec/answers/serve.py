@@ -260,7 +260,10 @@ def _rates_at(
     ) -> tuple[ServingRates, int]:
         # a step, and all stages together, have at most as many prompts as there are sequences
         prompts = replace(prefill, sequences=min(prefill.sequences, decode.sequences))
-        rates = colocated(prompts, decode, output)
+        stages = steps_in_flight(job)
+        if stages > 1:
+            stages = min(stages, -(-decode.sequences // groups_of(job)))
+        rates = colocated(prompts, decode, output, stages=stages)
         if has_pods(first) or has_pods(job):
             return rates, peak
         decodes = job_costs(job, session).figures().by_stage

@@ -136,7 +136,7 @@ def with_fewest(options: JobOptions, look: Callable[[JobOptions], Figures]) -> F
         try:
             return look(options.changed(batch=batch))
         except DiagnosticError as raised:
-            problem = problem or raised
+            problem = raised  # of the most sequences, which groups of ranks divide
     raise problem or error("the strategy has no ranks to serve with")
 
 

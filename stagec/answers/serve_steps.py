@@ -187,7 +187,8 @@ class Mixing:
         report = timer.time(job)
         prompts = work.prompts * min(self.groups, batch)
         stages = steps_in_flight(asked)
-        seconds = paced_seconds(report, asked, -(-batch * stages // self.groups))
+        most = -(-batch * stages // self.groups)
+        seconds = paced_seconds(report, asked, most)
         passes = chunks_pass((work.steps - 1) * seconds, seconds, stages)
         request = request_seconds(report)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)
@@ -195,7 +196,9 @@ class Mixing:
         largest = job_costs(last, session) if self.rule.reserve else job
         most = peak_of(largest.figures().by_stage, stages - 1, 1)
         peak = max(most, peak) if running == each else most
-        return chunked(decode, mixed, work, self.output, waits=waits), peak
+        under_way = min(stages, most)
+        rates = chunked(decode, mixed, work, self.output, stages=under_way, waits=waits)
+        return rates, peak
 
     def _step(self, *sequences: SequenceClass) -> JobOptions:
         """The step with these sequences in each group of ranks."""

@@ -6,7 +6,7 @@ form; `--print-strategy` shows it.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
+from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, REPLICAS
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.machine import MachineRule
 from stagec.ir_spec.strategy.offload import OffloadOp
@@ -29,8 +29,6 @@ from stagec.jobs.request.combine import (
     check_ranks,
     check_sequence,
     complete,
-    divisors,
-    nearest,
     replicated_state,
 )
 from stagec.jobs.request.configurations import (
@@ -47,6 +45,7 @@ from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.jobs.request.machine import remark_of, settled
 from stagec.jobs.request.options import IDEAL, JobOptions, find_preset, request, with_step
 from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving, refuse_training
+from stagec.jobs.request.tensor_parts import KV_HEADS, Parts, tensor_parts
 from stagec.jobs.session import Session
 from stagec.jobs.stack import StackLine, apply_stack, needed_flags, of_other_steps, read_stack
 from stagec.models import library
@@ -56,7 +55,7 @@ from stagec.pipeline.passes import Pass
 from stagec.pipeline.plugins import Loaded, load_plugins
 from stagec.pipeline.spec import PIPELINE as SPEC
 from stagec.sharding.strategy import Strategy, read_strategy
-from stagec.support.diagnostics import Diagnostic, DiagnosticError, error, note
+from stagec.support.diagnostics import DiagnosticError, error, note
 from stagec.support.source import Source, file_loc
 from stagec.support.suggest import did_you_mean
 from stagec.text.build import parse_module, parse_op
@@ -87,7 +86,7 @@ class JobBuilder:
         if (remark := remark_of(options)) is not None:
             self.session.report(remark)
         self.options, self._symbolic = complete(settled(options)), symbolic
-        self._tensor_parts: dict[str, int | None] = {}
+        self._tensor_parts: Parts = {}
         self._assumed: list[Operation] = []
         self._origins: Mapping[Operation, str] = {}
         self.repeated = RepeatedWork()
@@ -138,7 +137,7 @@ class JobBuilder:
             warning = over_limit(serving)
             if warning is not None:
                 self.session.report(warning)
-            serving.declare(module)
+            serving.declare(module, split=self.options.dcp > 1)
         return serving
 
     def _check_redundant_experts(self, strategy: Strategy) -> None:
@@ -206,32 +205,12 @@ class JobBuilder:
         flags = (f for f in FLAGS.values() if not f.is_default(getattr(self.options, f.name)))
         return self.options.explicit | {f.name for f in flags}
 
-    def _parts_of_tp(self, module: Module) -> dict[str, int | None]:
-        """The axes into which tensor parallelism is divided: one over which experts are split, if
-        they take some of its ranks; and with more ranks than KV heads, one that splits these heads
-        and one over which they are replicated. Raises `DiagnosticError` if the first two do not
-        fit."""
-        tp, heads = self.options.tp, module.symbols.get("G")
-        experts = expert_parts(partial(getattr, self.options))
+    def _parts_of_tp(self, module: Module) -> Parts:
+        """The axes that replace `tp`; none if a mesh or a strategy is stated."""
         texts = self.options.strategy or self._preset or module.ops("stg.strategy")
         if self.options.mesh is not None or texts:
             return {}
-        split_experts = {EXPERT_PART: experts} if experts > 1 and EXPERTS in module.symbols else {}
-        if heads is None or tp <= heads or tp % heads:
-            return {**split_experts, "tp": tp // experts} if split_experts else {}
-        if heads % experts:
-            raise error(
-                f"--ep {experts} does not divide the {heads} key/value heads, over which --tp {tp} "
-                "is split",
-                remedy=f"choose --ep {nearest(experts, [*divisors(heads), tp])}",
-            )
-        text = (
-            f"--tp {tp} is more than the {heads} key/value heads: they are split over "
-            f"{'*'.join([*split_experts, 'tp'])} = {heads} and replicated over {REPLICAS} = "
-            f"{tp // heads}"
-        )
-        self.session.report(Diagnostic(text, severity="remark"))
-        return {**split_experts, "tp": heads // experts, REPLICAS: tp // heads}
+        return tensor_parts(self.options, module.symbols, self.session.report)
 
     # -- the strategy ------------------------------------------------------------------------------
 
@@ -265,7 +244,7 @@ class JobBuilder:
         elif self._axes():
             self._resize_mesh(module, given)
         if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
-            if REPLICAS in self._tensor_parts:
+            if REPLICAS in self._tensor_parts and KV_HEADS in module.symbols:
                 parts = [a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1]
                 heads = "*".join(parts) or "1"
                 given.append(self._parse(f"stg.assume[G == {heads}]", ASSUMED))

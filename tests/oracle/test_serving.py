@@ -167,6 +167,23 @@ def test_contexts_serve(model: str, options: dict[str, Any], mode: str) -> None:
     assert_serves(job_of(model, cp_mode=mode, **options), LONG)
 
 
+@pytest.mark.parametrize(
+    "case",
+    first(
+        (DEEPSEEK, {"tp": 4, "dcp": 2, "page": 2}),
+        (LLAMA, {"tp": 8, "dcp": 2}),
+        (DEEPSEEK, {"tp": 4, "dcp": 4, "dp": 2}),
+        (LLAMA, {"tp": 8, "dcp": 2, "pp": 2}),
+    ),
+    ids=str,
+)
+def test_ranks_of_tp_split_contexts(case: tuple[str, dict[str, Any]]) -> None:
+    """Ranks with the same keys have parts of the cached tokens while they decode."""
+    model, options = case
+    wide = {"capacity_factor": Fraction(16)} if model == DEEPSEEK else {}
+    assert_serves(tiny_options(model, **wide, **options), LONG)
+
+
 @pytest.mark.parametrize("options", first({"cp": 2, "tp": 2}, {"cp": 2}), ids=named)
 def test_chunks_of_contexts_serve(options: dict[str, Any]) -> None:
     steps = (("prefill", 4), ("prefill", 8), ("decode", 1))

@@ -145,7 +145,7 @@ def test_mixed_steps_of_experts(model: str, options: dict[str, Any]) -> None:
     assert_mixed_is_apart(job, SIXTEEN, groups, plain)
 
 
-@pytest.mark.parametrize("options", [{"cp": 2}, {"cp": 2, "tp": 2}], ids=named)
+@pytest.mark.parametrize("options", [{"cp": 2}, {"cp": 2, "tp": 2}, {"tp": 8, "dcp": 2}], ids=named)
 @pytest.mark.parametrize(
     "text", ["decode=2x4,prefill=2x2+2", "decode=2x4,prefill=1x6+0,prefill=2x4+2"]
 )

@@ -40,6 +40,7 @@ def first(*cases: tuple[Any, ...]) -> list[Any]:
         ("cp=4", "dp=2"),
         ("cp=2,cp-mode=all-gather,pp=2", "tp=2,pp=2"),
         ("tp=2", "tp=2,dp=2,dp-attention"),
+        ("tp=2", "tp=8,dcp=2"),
     ),
 )
 def test_pods_serve(prefill: str, decode: str) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import stagec as library
-from stagec.analysis.serving_rates import PodStep, chunked
+from stagec.analysis.serving_rates import PodStep, chunked, uneven_seconds
 from stagec.analysis.steady_server import chunks, decoding
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
@@ -497,6 +497,37 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
     assert late.tokens_per_second == pytest.approx(11 / (2 * 0.03))
     assert (late.ttft - 0.005 + 10 * late.tpot) / (2 * 0.03) == pytest.approx(10), "Little's law"
     assert chunks(10, 10, 1024, 11) is None
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4, 8])
+def test_steps_of_unlike_seconds_wait_on_stages(stages: int) -> None:
+    """Between the mean of their seconds, which one stage has, and those of the longest; and none
+    wait if all are alike."""
+    shares = [n / 16 for n in range(17)]
+    means = [uneven_seconds(1.0, 3.0, share, stages) for share in shares]
+    assert means == sorted(means)
+    for share, mean in zip(shares, means, strict=True):
+        least = 1 + 2 * share
+        assert least - 1e-3 <= mean <= 3 + 1e-9
+        if stages == 1 or share in (0, 1):
+            assert mean == least
+        elif share <= 0.5:
+            assert mean > 1.1 * least
+    assert uneven_seconds(2.0, 2.0, 0.3, stages) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(("stages", "stack"), [(2, "vllm"), (4, "vllm"), (2, "sglang")])
+def test_stages_that_wait_for_prompts_are_those_of_requests_over_time(
+    stages: int, stack: str
+) -> None:
+    """TPOT of batches, whose steps with prompts make other stages wait, and that of a closed loop
+    of requests that do not end together."""
+    job = library.job("llama3-8b", pp=stages, stack=stack, prompt=2000)
+    steady = job.serve("h200", batches="64", output_tokens=200).points[0].rates
+    words = ("--concurrency", "64", "--count", "640", "--lengths", "prompt=1500..2500,output=~200")
+    server = ("llama3-8b", "--pp", str(stages), "--stack", stack, "--machine", "h200", "--json")
+    over_time = json.loads(stagec("serve", *server, *words).out)["times"]["tpot"]["mean"]
+    assert steady.tpot == pytest.approx(over_time, rel=0.12)
 
 
 def test_a_stack_serves_prompts_beside_decode() -> None:

@@ -574,6 +574,16 @@ def test_copies_of_experts_and_half_batches_have_flags() -> None:
     assert "load_balancer:\n    num_slots: 288" in files["trtllm"]
 
 
+def test_split_caches_have_a_flag_of_vllm_alone() -> None:
+    split = worker("decode", tp=8, ep=8, dcp=8)
+    prefills = worker("prefill", tp=8, ep=8, dcp=8)
+    vllm = ENGINES["vllm"]
+    assert "--decode-context-parallel-size 8" in "".join(vllm.files("about", [split]).values())
+    assert "context-parallel" not in "".join(vllm.files("about", [prefills]).values())
+    assert not vllm.lacks(split.layout, split.options)
+    assert "cached tokens" in ENGINES["sglang"].lacks(split.layout, split.options)
+
+
 def test_vllm_files() -> None:
     files = ENGINES["vllm"].files("about", [worker("server", dp=8, ep=8)])
     assert (

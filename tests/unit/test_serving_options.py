@@ -265,3 +265,45 @@ def test_a_vocabulary_that_ranks_do_not_divide_is_refused_without_padding() -> N
     remedy = "choose tp among 1, or another V, or --pad-vocab 1 to pad the vocabulary"
     assert remedy in ran.err
     assert stagec("analyze", *DECODE, "--set", "V=65", "--tp", "2", "--pad-vocab", "1").code == 0
+
+
+LATENT = ("deepseek-v3", "--set", "L=2,L_dense=1", "--serve", "decode", "--batch", "8")
+
+
+@pytest.mark.parametrize("dcp", [2, 4, 8])
+def test_ranks_of_tp_split_caches(dcp: int) -> None:
+    """With latent attention each rank of tp has all cached rows, or the parts of as many ranks."""
+    words = (*LATENT, "--context", "4095", "--tp", "8", "--ep", "8", "--json")
+    whole, split = (
+        json.loads(stagec("analyze", *words, *more).out)["serving"]
+        for more in ((), ("--dcp", str(dcp)))
+    )
+    assert split["cache_bytes_per_token"] == whole["cache_bytes_per_token"] // dcp
+    assert split["cache_bytes"] == 4096 * whole["cache_bytes"] // 4095 // dcp
+    assert split["weight_bytes"] == whole["weight_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("deepseek-v3 --tp 8 --dcp 3", "--dcp 3 does not divide the 8 ranks of tp with one key"),
+        ("llama3-8b --tp 8 --dcp 2", "of which each rank has heads of its own"),
+        ("llama3-8b --tp 16 --dcp 4", "of which 2 ranks have the same ones"),
+        ("llama3-8b --tp 16 --cp 2 --dcp 2", "--cp and --dcp both split cached tokens"),
+        ("deepseek-v3 --tp 8 --ep 8 --dp-attention --dcp 8", "--dp-attention gives each its own"),
+    ],
+)
+def test_caches_that_ranks_of_tp_cannot_split(flags: str, why: str) -> None:
+    ran = stagec("analyze", *flags.split(), *AT_DECODE)
+    assert ran.code == 1
+    assert why in ran.err
+    assert "help: " in ran.err
+
+
+def test_a_server_of_groups_says_why_it_is_refused() -> None:
+    """Steps of fewer sequences than groups of ranks are tried first; theirs is another reason."""
+    words = ("--tp", "4", "--dp", "2", "--weight-dtype", "fp8", "--prompt", "64")
+    ran = stagec("serve", "gpt-oss-20b", *words, "--machine", "b200")
+    assert ran.code == 1
+    assert "M = 2880 does not divide over 64*tp = 256" in ran.err
+    assert "dp = 2" not in ran.err

@@ -152,9 +152,10 @@ class Serving:
             return self.passes
         return f"{self.passes.replace(str(self.step), '')} {self.step.structure}"
 
-    def declare(self, module: Module) -> None:
-        """Declare the symbol of cached tokens in a module, and set the sizes of the step. Raises
-        `DiagnosticError` if the model has such a symbol of its own."""
+    def declare(self, module: Module, *, split: bool = False) -> None:
+        """Declare the symbol of cached tokens in a module, in a mixed step if the strategy does
+        `split` those of its classes, and set the sizes of the step. Raises `DiagnosticError` if the
+        model has such a symbol of its own."""
         if PAST in module.symbols:
             raise module.root.error(
                 f"the model declares the symbol '{PAST}', which a step of serving uses for its "
@@ -162,8 +163,8 @@ class Serving:
                 remedy="rename the symbol in the model",
             )
         declared = module.ops("stg.symbols")[0].attrs
-        if self.past != 0:
-            declared[PAST] = True if self.past is None else const(self.past)
+        if self.past != 0 or (split and self.step is not None):
+            declared[PAST] = const(self.past) if self.past else True
         module.set_values(self.sizes)
         if self.step is not None:
             module.serving = self.mode  # tokens of a step are no longer those of a sequence

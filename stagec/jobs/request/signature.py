@@ -136,6 +136,9 @@ class JobFlags(TypedDict, total=False):
     sp: bool | None
     #: With --serve: split the sequences between the blocks over tp, for whole experts.
     dp_attention: bool | None
+    #: With --serve decode and mixed: ranks of tp that split the cached tokens of a sequence (decode
+    #: context parallelism of vLLM).
+    dcp: int | None
     #: ZeRO stage over dp; 3 is FSDP.
     zero: int | None
     #: ZeRO-3: whether to free gathered parameters after forward: always, in all blocks but the

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import gcd, prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from stagec.ir.expr import fraction
 from stagec.ir.serving_step import PREFILL
@@ -130,10 +130,15 @@ class LaunchedWorker:
 class LaunchEngine(ABC):
     """An engine: the layouts that it supports, and its launch files."""
 
+    #: Whether ranks of tp can split the cached tokens of a sequence (`--dcp`).
+    splits_caches: ClassVar[bool] = False
+
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         """What the engine has no flags for in a worker; empty if it has all."""
         if options.kv_dtype == "int8":
             return "caches in int8"
+        if options.dcp > 1 and not self.splits_caches:
+            return "cached tokens that ranks of tp split"
         if options.afd or options.part:
             return "attention and feed-forward on ranks of their own"
         return layout.problem
@@ -214,6 +219,8 @@ _LORA_MODULES: Mapping[str, Sequence[str]] = {
 class VLLM(ScriptedEngine):
     """vLLM."""
 
+    splits_caches = True
+
     def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
         if layout.ep > 1 and layout.moe_tp > 1:
             return "experts that are split and shared out at once"
@@ -226,14 +233,13 @@ class VLLM(ScriptedEngine):
         prefill may be pushed since pull request 45880, but vllm-router does not ask for that."""
         return _STAGES if max(prefill.pp, decode.pp) > 1 else ""
 
-    def server(self, about: str, worker: LaunchedWorker) -> str:
+    def _ranks(self, worker: LaunchedWorker) -> list[str]:
         layout = worker.layout
-        precision, more = _precision(worker.options, "fp8")
-        more += _SIDE_CHANNEL if worker.role != SERVER else ""
-        words = ["vllm serve", '"$MODEL"', "--port", str(_PORT)]
-        words += ["--tensor-parallel-size", str(layout.tp)]
+        words = ["--tensor-parallel-size", str(layout.tp)]
         if layout.pp > 1:
             words += ["--pipeline-parallel-size", str(layout.pp)]
+        if worker.options.dcp > 1 and worker.role != PREFILL:
+            words += ["--decode-context-parallel-size", str(worker.options.dcp)]
         if layout.dp > 1:
             words += ["--data-parallel-size", str(layout.dp)]
         if layout.ep > 1:
@@ -244,6 +250,13 @@ class VLLM(ScriptedEngine):
         if worker.options.two_batch_overlap:
             kernels = "high_throughput" if worker.role == PREFILL else "low_latency"
             words += ["--enable-dbo", "--all2all-backend", f"deepep_{kernels}"]
+        return words
+
+    def server(self, about: str, worker: LaunchedWorker) -> str:
+        precision, more = _precision(worker.options, "fp8")
+        more += _SIDE_CHANNEL if worker.role != SERVER else ""
+        words = ["vllm serve", '"$MODEL"', "--port", str(_PORT)]
+        words += self._ranks(worker)
         words += ["--max-num-seqs", str(worker.sequences)]
         words += ["--max-num-batched-tokens", str(worker.tokens)]
         words += ["--max-model-len", str(worker.longest), *precision]

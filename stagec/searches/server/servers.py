@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stagec.analysis.serving_rates import WAITING
 from stagec.analysis.steady_server import matched, per_token
 from stagec.searches.explore.branch import beats
 from stagec.searches.server.worker import MixedPoint, ServerLoad, StepPoint, Worker
@@ -134,6 +135,9 @@ def aggregated_servers(
                 n: share * (point.mixed.parts.get(n, 0.0) - point.decode.parts.get(n, 0.0))
                 for n in {**point.mixed.parts, **point.decode.parts}
             }
+            waits = point.mean_seconds - sum(point.decode.parts.values()) - sum(more.values())
+            if worker.stages > 1:
+                more[WAITING] = more.get(WAITING, 0.0) + waits
             parts = {
                 **_named(DECODE_PART, per_token(point.decode.parts, scale)),
                 **_named(PREFILL_PART, per_token(more, scale)),

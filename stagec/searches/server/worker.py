@@ -122,11 +122,13 @@ class MixedPoint:
     budget: int
     work: PromptChunks
     steady: ServingRates
+    output: int
 
     @property
     def mean_seconds(self) -> float:
         """The mean seconds of a step, over those with prompts and those without."""
-        return self.decode.seconds + self.work.share * (self.mixed.seconds - self.decode.seconds)
+        rate = self.steady.tokens_per_second / self.output  # of requests
+        return self.steady.batch / rate / (self.output - 1)
 
     @property
     def peak(self) -> int:
@@ -274,7 +276,8 @@ class _Timing:
         before = (work.steps - 1) * mixed.seconds
         passes = chunks_pass(before, mixed.seconds, self._stages)
         pods = self._pod(decode), self._pod(mixed, prompts, passes)
-        return MixedPoint(decode, mixed, budget, work, chunked(*pods, work, load.output))
+        rates = chunked(*pods, work, load.output, stages=self._stages)
+        return MixedPoint(decode, mixed, budget, work, rates, load.output)
 
     def _by_turns(self, budget: int, each: int) -> MixedPoint | None:
         """Steps that decode, alternating with steps that have a chunk of a prompt of each group
@@ -297,11 +300,11 @@ class _Timing:
         if not self._fits(mixed.stages):
             return None
         one = self._pod(prompts, passes=passes)
-        steady = colocated(one, self._pod(decode), load.output)
+        steady = colocated(one, self._pod(decode), load.output, stages=self._stages)
         steps = -(-load.prompt // budget)
         share = decode.sequences / prompts.sequences / (load.output - 1)
         work = PromptChunks(steps, -(-load.prompt // steps), 1, share)
-        return MixedPoint(decode, mixed, budget, work, steady)
+        return MixedPoint(decode, mixed, budget, work, steady, load.output)
 
     def _pod(self, point: StepPoint, sequences: int = 0, passes: float = 0.0) -> PodStep:
         """A step in the form that `analysis.serving_rates` takes."""
