@@ -412,7 +412,7 @@ def _sweep(
         follow = _followed(progress) or _uncounted
         with workers({"jobs": processes, "scheduler": None}) as run:
             rows = rows_of(case, axes, run, most, follow)
-        return answer_of(rows, case, axes, columns, selection, most)
+        return answer_of(rows, case, axes, columns, selection, most, session)
 
 
 def import_config(

@@ -118,12 +118,14 @@ def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> Non
 
 def random_inputs(args: Sequence[Value], env: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
     """A whole array for each argument: normally distributed floats (absolute values for optimizer
-    states), or random indices below their bound."""
+    states), random indices below their bound, or zeros for buffers, which nothing reads."""
     inputs: dict[str, Array] = {}
     for arg in args:
         rng = np.random.default_rng([seed, *arg.name.encode()])
         shape = [evaluate(s, env) for s in arg.tensor.shape]
-        if arg.tensor.dtype.startswith(("i", "u")):
+        if arg.tensor.role == "bucket":
+            inputs[arg.name] = np.broadcast_to(0.0, shape)
+        elif arg.tensor.dtype.startswith(("i", "u")):
             bound = _bound(arg)
             inputs[arg.name] = rng.integers(0, evaluate(bound, env) if bound else 2, shape)
         else:

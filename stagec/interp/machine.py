@@ -82,7 +82,10 @@ class Interpreter:
     # -- whole arrays and parts --------------------------------------------------------------------
 
     def scatter(self, whole: Array, type_: TensorType) -> Locals:
-        """The part of a whole array on each rank, after padding."""
+        """The part of a whole array on each rank, after padding; zeros of buffers."""
+        if type_.role == "bucket":
+            local = [evaluate(s, self.env) for s in type_.local_shape]
+            return [np.broadcast_to(0.0, local) for _ in self.ranks]
         shape = [evaluate(s, self.env) for s in type_.shape]
         if whole.size < prod(shape):
             whole = filled(whole, shape)

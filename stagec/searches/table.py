@@ -157,7 +157,7 @@ def as_json(answers: Sequence[Answer]) -> dict[str, Any]:
     table["cautions"] = list(dict.fromkeys([*of_machines, *of_best]))
     if len(answers) > 1:
         table["searches"] = [_search(a) for a in answers]
-    points = [_point(a, n, e) for a in answers for n, e in a.known.items()]
+    points = [_point(a, n, a.known[n]) for a in answers for n in sorted(a.known)]
     table["evaluations"] = [p for p in points if p is not None]
     bounds = [bound for a in answers for bound in _bounds(a)]
     bounds = bounds[:: -(-len(bounds) // _MOST_BOUNDS) or 1]

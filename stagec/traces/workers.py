@@ -53,8 +53,13 @@ def crew(
     started: list[ForkProcess] = []
     pipes: list[Connection] = []
     try:
-        for _ in range(workers):
-            pipes.append(_started(function, started))
+        # What Python runs around a fork would swallow a Ctrl-C.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for _ in range(workers):
+                pipes.append(_started(function, started))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         homes: dict[Hashable, int] = {}
         yield lambda units: _results(pipes, units, _Runs(len(pipes), units, kind, homes))
     finally:

@@ -150,6 +150,22 @@ ADAPTERS = """stg.module @m {
   }
 }
 """
+#: The buffer of contiguous gradients of DeepSpeed has literally so many elements.
+FLAT = """stg.module @m {
+  stg.symbols[B = 4, D = 2]
+  stg.mesh @pod[dp = 2]
+  stg.strategy @s {
+    stg.split[B, over = dp]
+    stg.shard_params[over = dp, zero = 1]
+    stg.gradients[flat = 500000000]
+  }
+  stg.func @f(%x: f32[B, D], %w: f32[D, D | param]) -> f32[] {
+    %y = stg.einsum["bd,de->be"](%x, %w)
+    %l = stg.sum["be->"](%y)
+    stg.return(%l)
+  }
+}
+"""
 STEP = "infer-shapes,apply-strategy,differentiate,add-optimizer,partition"
 
 
@@ -257,6 +273,12 @@ def test_literal_sizes_that_do_not_become_small_are_refused(tmp_path: Path) -> N
         pytest.param(FOUR_MICROBATCHES, STEP, id="more microbatches than tiny sizes have"),
         pytest.param(BUFFERS_OF_STAGES, f"{STEP},stages", id="buffers that stages receive into"),
         pytest.param(ADAPTERS, "infer-shapes,add-lora", id="adapters"),
+        pytest.param(FLAT, f"{STEP},hold-flat-buffer", id="a buffer of literal size"),
+        pytest.param(
+            FLAT.replace("zero = 1", "zero = 3"),
+            f"{STEP},hold-flat-buffer,eliminate-dead-code",
+            id="a buffer of literal size that stays",
+        ),
     ],
 )
 def test_a_correct_program_has_no_finding(tmp_path: Path, text: str, passes: str) -> None:

@@ -52,7 +52,7 @@ from stagec.searches.probes import Asked, Probe, probe, shared_state_probe, stat
 from stagec.searches.question import questions
 from stagec.searches.run import Answer, Question, search
 from stagec.searches.space import KNOBS, JobList, default_space, list_jobs
-from stagec.searches.table import command_of
+from stagec.searches.table import as_json, command_of
 from stagec.searches.tried import changes_text, flags_to_try
 from stagec.support.diagnostics import DiagnosticError
 from tests.support import EXHAUSTIVE, LONG, examples, stagec, tries
@@ -977,6 +977,14 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     seen = json.loads(unescape(match[1]))
     timed = [p for p in actual["evaluations"] if p["step_seconds"] is not None]
     assert seen == {"problems": [], "rows": len(timed), "lines": len(timed), "broken": 0}
+
+
+def test_an_answer_is_the_same_in_whatever_order_points_are_evaluated() -> None:
+    space = {"tp": (1, 2), "pp": (1,), "zero": (0, 1), "cp": (1,), "recompute": ("none",)}
+    answer = answer_of(asked("llama3-8b", "B=8,S=1024,L=2", 4, "h100-sxm", **space))
+    other = replace(answer, known=dict(reversed(answer.known.items())))
+    assert len(answer.known) > 2
+    assert json.dumps(as_json([other])) == json.dumps(as_json([answer]))
 
 
 def test_bounds_are_arrays() -> None:

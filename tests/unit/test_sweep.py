@@ -124,6 +124,16 @@ def test_a_range_doubles(swept: str, expected: list[object]) -> None:
     assert not any("error" in row for row in actual)
 
 
+@pytest.mark.parametrize("asked", [("--sort", "-low"), ("--pareto", "time,high")])
+def test_a_column_without_values_is_a_warning(asked: tuple[str, str]) -> None:
+    """Without a stack there are no intervals to sort by."""
+    job = ("time", LLAMA, "--set", "L=2", "--machine", "h100-sxm", "--sweep", "tp=1,2", *asked)
+    name = asked[1].rpartition(",")[2].removeprefix("-")
+    ran = stagec(*job)
+    assert (ran.code, f"{asked[0]} {name} has no effect" in ran.err) == (0, True)
+    assert "has no effect" not in stagec(*job, "--stack", "torchtitan").err
+
+
 def test_stacks_are_swept() -> None:
     """Each row is the job of that stack; an unknown one fails alone."""
     job = ("memory", LLAMA, "--set", "L=2")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from fractions import Fraction
 from itertools import pairwise
@@ -73,6 +75,21 @@ def test_a_killed_worker_is_reported(moment: float) -> None:
         list(run_units(dying, range(8), 2))
     assert "--jobs" in str(caught.value.diagnostics[0].remedy)
     assert not multiprocessing.active_children()
+
+
+def test_an_interrupt_during_a_fork_is_raised() -> None:
+    """Python ignores what is raised in its hooks around a fork."""
+    script = (
+        "import os, signal\n"
+        "from stagec.traces.workers import run_units\n"
+        "os.register_at_fork(before=lambda: signal.raise_signal(signal.SIGINT))\n"
+        "print(len(list(run_units(abs, range(4), 2))))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.stdout, ran.stderr.splitlines()[-1]) == ("", "KeyboardInterrupt")
+    assert "ignored" not in ran.stderr
 
 
 def test_who_stops_asking_leaves_no_worker() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stagec.answers.sweep.rows import SweepRow
 from stagec.answers.sweep.table import SweepColumn, value_of
-from stagec.support.diagnostics import error
+from stagec.support.diagnostics import Diagnostic, error
 from stagec.support.suggest import did_you_mean
 
 Rows = Sequence[SweepRow]
@@ -31,6 +31,20 @@ def key_of(
         return False, text, _Descending(value) if descending else value
 
     return key
+
+
+def without_values(
+    flag: str, wanted: str, rows: Rows, columns: Sequence[SweepColumn]
+) -> Iterator[Diagnostic]:
+    """A warning for each of these columns in which no configuration has a value."""
+    jobs = [row for row in rows if "error" not in row]
+    for name in (part.strip().removeprefix("-") for part in wanted.split(",")):
+        if jobs and all(value_of(row, name, columns) is None for row in jobs):
+            yield Diagnostic(
+                f"--{flag} {name} has no effect: no configuration has a value in this column",
+                severity="warning",
+                remedy="low and high need a --stack, tokens and each a model of tokens",
+            )
 
 
 class _Descending:

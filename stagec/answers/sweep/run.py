@@ -188,15 +188,17 @@ def sweep(
     with workers(given) as run, session.progress("analyzing", "configurations") as progress:
         rows = rows_of(case, axes, run, limit, progress)
     session.report(*limit.remarks() if limit is not None else ())
-    return answer_of(rows, case, axes, columns, selection, limit)
+    return answer_of(rows, case, axes, columns, selection, limit, session)
 
 
 @dataclass(frozen=True)
 class RowSelection:
-    """The selection and order of rows, and the two columns of the plot."""
+    """The selection and order of rows, the flags that ask for them, and the two columns of the
+    plot."""
 
     front: Callable[[Sequence[SweepRow]], list[SweepRow]] | None
     key: Callable[[SweepRow], Any] | None
+    flags: Mapping[str, str]
     plotted: tuple[str, str]
 
 
@@ -217,6 +219,7 @@ def selection_of(
     return RowSelection(
         front(pareto, swept, columns) if pareto is not None else None,
         key_of(sort, swept, columns) if sort is not None else None,
+        {name: text for name, text in (("sort", sort), ("pareto", pareto)) if text is not None},
         plotted(plot, axes, columns),
     )
 
@@ -227,11 +230,15 @@ def answer_of(
     axes: Sequence[Axis],
     columns: Sequence[SweepColumn],
     selection: RowSelection,
-    limit: Limit | None = None,
+    limit: Limit | None,
+    session: Session,
 ) -> SweepAnswer:
     """The answer with the selected rows, or with all rows if the selection is empty."""
+    from stagec.answers.sweep.order import without_values
     from stagec.answers.sweep.table import of_rows
 
+    for flag, wanted in selection.flags.items():
+        session.report(*without_values(flag, wanted, rows, columns))
     columns = of_rows(columns, rows)
     front, key = selection.front, selection.key
     shown = (front(rows) if front is not None else []) or rows

@@ -194,6 +194,8 @@ def _values(stream: JsonStream) -> Iterator[bytes]:
     for value in stream.values():
         if not is_object(value):
             raise stream.error("expected an object for each record")
+        if first and "schema" in value:
+            raise stream.error("expected a trace, found an answer: 'diff -u A B' compares answers")
         other = next((what for key, what in _OTHERS.items() if first and key in value), None)
         if other is not None:
             raise stream.error(
