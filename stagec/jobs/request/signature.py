@@ -427,6 +427,9 @@ class JobFlags(TypedDict, total=False):
     #: Results of experts are multiplied by the weights of tokens where they are added up (results),
     #: or their gated activations are, by weights that are sent with the tokens (activation).
     moe_weights: Literal["results", "activation"] | None
+    #: Gather rows of experts that tensor-parallel ranks split again in backward as --tp-inputs says
+    #: (regather), or save them (save-gathered).
+    moe_inputs: Literal["regather", "save-gathered"] | None
     #: With --serve: two half batches, one of which computes while the tokens of the other travel to
     #: experts and back.
     two_batch_overlap: bool | None
