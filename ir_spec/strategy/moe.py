@@ -93,7 +93,7 @@ class MoeOp(Statement):
     Results are multiplied by the weights of tokens where they are added up, and backward keeps
     them. With `weights = activation`, weights are sent with the tokens, and the kernel of a gated
     activation multiplies by them, so that backward keeps no results (`weigh-activations`;
-    Megatron-Core from 0.12 on, core/transformer/moe/experts.py, `weighted_bias_swiglu_impl` in
+    Megatron-Core 0.13, core/transformer/moe/experts.py, `weighted_bias_swiglu_impl` in
     `TEGroupedMLP.forward`).
 
     If ranks split the width of experts and the tokens, they gather the rows that they receive.
