@@ -173,6 +173,8 @@ class JobFlags(TypedDict, total=False):
     #: Free gathered inputs after the last product that reads them, or when the module of these
     #: products returns.
     tp_inputs_until: Literal["product", "module"] | None
+    #: What the head gathers is a new tensor, or in a buffer that stays across steps.
+    tp_head_input: Literal["tensor", "buffer"] | None
     #: Sum a split product after it ends (whole), or part by part while the rest of it runs (in-
     #: steps).
     tp_outputs: Literal["whole", "in-steps"] | None
