@@ -63,6 +63,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "grad_reduction": {"zero": 3},
     "grad_collective": {"zero": 1},
     "grad_flat": {"zero": 1},
+    "grad_flat_buffers": {"zero": 1},
     "fp8_scaling": {"fp8": "hybrid"},
     "fp8_weights": {"fp8": "hybrid"},
     "weight_block": {"weight_dtype": "int4"},

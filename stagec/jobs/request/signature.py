@@ -280,6 +280,8 @@ class JobFlags(TypedDict, total=False):
     #: Copy gradients that ZeRO reduces into a buffer of N elements (0: none), as reduce_bucket_size
     #: of DeepSpeed.
     grad_flat: int | None
+    #: How many such buffers there are: 2 with overlap_comm of DeepSpeed.
+    grad_flat_buffers: int | None
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
     grad_collective: Literal["reduce-scatter", "all-reduce"] | None
