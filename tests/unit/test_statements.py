@@ -71,6 +71,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "weight_parts": {"weight_dtype": "nvfp4"},
     "fill_experts": {"weight_dtype": "mxfp4"},
     "reshard_after_forward": {"zero": 3},
+    "shard_reuse": {"zero": 3},
     "fsdp_prefetch": {"zero": 3},
     "overlap_param_gather": {"zero": 1},
     "recompute_layers": {"recompute": "full"},

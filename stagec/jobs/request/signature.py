@@ -157,6 +157,9 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO-3: copy the gradients of a unit into a buffer to reduce, and what forward gathers out of
     #: one; each stays until that of the next unit exists, as in FSDP2.
     shard_copies: bool | None
+    #: ZeRO-3: keep parameters of the last blocks that backward uses before N elements of others
+    #: have been used (0: none), as stage3_max_reuse_distance of DeepSpeed.
+    shard_reuse: int | None
     #: ZeRO: parameters that the ranks do not divide stay whole (none), or are padded to equal
     #: shards: along the first dimension of PyTorch's weight, its outputs (dim0), or over all
     #: elements (flat).
