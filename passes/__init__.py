@@ -28,7 +28,7 @@ _MODULES = """
         keep_stage_values
     partition: coalesce_collectives reshard_parameters copy_gradients reorder_elements
         keep_reductions keep_inputs keep_locals hold_inputs hold_stand_ins
-        hold_flat_buffer
+        hold_flat_buffer hold_head_input
     serving: hand_over
     parts: connect_parts
     serving: share_ranks
@@ -69,7 +69,7 @@ PLUGIN = Plugin(
         "keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
         "keep-reductions,keep-inputs,keep-locals,hold-inputs,hold-stand-ins,hold-flat-buffer,"
-        "eliminate-dead-code",
+        "hold-head-input,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",
         "train": "inline,infer-shapes,apply-strategy,gather-logits,differentiate,add-optimizer,"

@@ -307,9 +307,10 @@ class AllGather(Collective):
     parameters `ahead` iterations early (FSDP prefetch). With `once`, a pipeline stage gathers
     before its microbatches, and with `stays` it keeps the result until its action ends. With
     `copied_out`, the results are copies of the receive buffer, which is kept until the next such
-    call, or until forward ends, and nothing is gathered early. With `beside_loss`, forward ends
-    with the loss, and backward first gathers the parameters of its first iteration. With `to`, each
-    rank casts its part to that element type before it sends it; the results have this type.
+    call, or until forward ends, and nothing is gathered early. With `held` an argument of the
+    function is the buffer of the result. With `beside_loss`, forward ends with the loss, and
+    backward first gathers the parameters of its first iteration. With `to`, each rank casts its
+    part to that element type before it sends it; the results have this type.
     """
 
     name = "stg.all_gather"
@@ -323,6 +324,7 @@ class AllGather(Collective):
         Param("stays", "flag", "a pipeline stage has it until its action ends"),
         Param("unit", "int", "distinguishes calls that are not merged into one"),
         Param("copied_out", "flag", "the results are copies of what is received"),
+        Param("held", "flag", "the result is in a buffer that the function has as an argument"),
         Param(
             "beside_loss", "flag", "of a repeat: the loss is computed beside the blocks next to it"
         ),

@@ -60,6 +60,15 @@ class GradientsRule(Record):
         metavar="N",
         needs=("zero",),
     )
+    flat_buffers: int = flagged(
+        "grad_flat_buffers",
+        "How many such buffers there are: 2 with overlap_comm of DeepSpeed.",
+        kind="int",
+        default=1,
+        least=1,
+        metavar="1|2",
+        needs=("zero",),
+    )
     collective: str = flagged(
         "grad_collective",
         "Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or "
@@ -103,7 +112,8 @@ class GradientsOp(Statement):
 
     `flat`: elements of the buffer of contiguous gradients (deepspeed/runtime/zero/stage_1_and_2.py:
     `setup_buckets`, `allreduce_bucket`; stage3.py: `__ipg_bucket_flat_buffer`), which the pass
-    `hold-flat-buffer` adds. There are no flat buffers of DDP then.
+    `hold-flat-buffer` adds. There are no flat buffers of DDP then. With `flat_buffers = 2` one is
+    filled while the other is reduced (`overlap_comm`), of which ZeRO-1 then makes copies as well.
 
     `collective = all_reduce`: under ZeRO-1, each rank receives the sums of all gradients and uses
     the part that it updates, in twice the time of a reduce_scatter (nanotron, trainer.py:
@@ -121,6 +131,6 @@ class GradientsOp(Statement):
     def flag_values(self, request: FlagValues) -> dict[str, Any]:
         values = super().flag_values(request)
         if not request["zero"]:
-            for name in ("reduced", "collective", "flat"):
+            for name in ("reduced", "collective", "flat", "flat_buffers"):
                 values.pop(name, None)
         return values

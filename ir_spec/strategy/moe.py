@@ -54,6 +54,13 @@ class MoeRule(Record):
         choices=("results", "activation"),
         software=True,
     )
+    inputs: str = flagged(
+        "moe_inputs",
+        "Gather rows of experts that tensor-parallel ranks split again in backward as --tp-inputs "
+        "says (regather), or save them (save-gathered).",
+        choices=("regather", "save_gathered"),
+        software=True,
+    )
     two_batches: bool = flagged(
         "two_batch_overlap",
         "With --serve: two half batches, one of which computes while the tokens of the other "
@@ -86,8 +93,13 @@ class MoeOp(Statement):
     Results are multiplied by the weights of tokens where they are added up, and backward keeps
     them. With `weights = activation`, weights are sent with the tokens, and the kernel of a gated
     activation multiplies by them, so that backward keeps no results (`weigh-activations`;
-    Megatron-Core from 0.12 on, core/transformer/moe/experts.py, `weighted_bias_swiglu_impl` in
+    Megatron-Core 0.13, core/transformer/moe/experts.py, `weighted_bias_swiglu_impl` in
     `TEGroupedMLP.forward`).
+
+    If ranks split the width of experts and the tokens, they gather the rows that they receive.
+    Backward does so again, unless `stg.tp_inputs` saves what products gather. With
+    `inputs = save_gathered` gathered rows are saved in any case: the dispatcher of Megatron-Core
+    gathers them before the products (`MoEAlltoAllTokenDispatcher.dispatch_postprocess`).
 
     With `gather`, nothing is sent to an expert. Tokens that are split over the ranks of the experts
     are gathered, a rank fills the buffers of its own experts, and the results for each token are

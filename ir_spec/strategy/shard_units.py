@@ -33,6 +33,16 @@ class ShardUnitsRule(Record):
         software=True,
         only=("zero", 3),
     )
+    reuse: int = flagged(
+        "shard_reuse",
+        "ZeRO-3: keep parameters of the last blocks that backward uses before N elements of others "
+        "have been used (0: none), as stage3_max_reuse_distance of DeepSpeed.",
+        "int",
+        default=0,
+        least=0,
+        metavar="N",
+        only=("zero", 3),
+    )
 
 
 class ShardUnitsOp(Statement):
@@ -50,6 +60,11 @@ class ShardUnitsOp(Statement):
     Parameters that forward gathers are copied out of the buffer of the call, which is kept until
     the next unit has been copied out (`FSDPParamGroup.wait_for_unshard`), so the next unit is not
     gathered early.
+
+    `reuse`: with `reshard = always`, gathered parameters of a block stay if fewer elements of others
+    are used between forward and backward of the block, twice those of the blocks behind it
+    (deepspeed/runtime/zero/partitioned_param_coordinator.py: `__params_to_release`). Parameters
+    outside of blocks are not counted.
 
     `loss = inside`: the module computes the loss. FSDP2 frees the last of these buffers when the
     forward of the root ends (`FSDPState._post_forward`) and prefetches the last block when the

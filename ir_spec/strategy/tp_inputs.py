@@ -28,6 +28,12 @@ class TpInputsRule(Record):
         choices=("product", "module"),
         software=True,
     )
+    head: str = flagged(
+        "tp_head_input",
+        "What the head gathers is a new tensor, or in a buffer that stays across steps.",
+        choices=("tensor", "buffer"),
+        software=True,
+    )
 
 
 class TpInputsOp(Statement):
@@ -45,6 +51,10 @@ class TpInputsOp(Statement):
     `until = module`: an eager module keeps its input until it returns, after the sum of its output,
     even if a checkpoint saves nothing in it (arguments of `Attention.forward` and
     `FeedForward.forward` are names in Python frames).
+
+    `head = buffer`: the head gathers its input, in forward and in backward, into one buffer that
+    exists for the whole job (`hold-head-input`; Megatron-Core, core/tensor_parallel/layers.py,
+    `get_global_memory_buffer`, of which layers of Transformer Engine make no use).
     """
 
     name, record = "stg.tp_inputs", TpInputsRule

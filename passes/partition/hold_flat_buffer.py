@@ -12,6 +12,7 @@ from stagec.api import (
     TensorType,
     call,
     const,
+    evaluate,
     read_strategy,
     total,
 )
@@ -20,14 +21,18 @@ from stagec.ir.traits import Accumulates
 from stagec.ir_spec.strategy.dtypes import on_the_wire
 from stagec.ir_spec.strategy.gradients import GradientsRule
 from stagec.models import is_shipped
+from stagec.sharding.gathers import is_of_parameter
 from stagec.sharding.stages import accumulation, stage_functions
+from stagec.sharding.work import is_product
 
 
 class HoldFlatBuffer(Pass):
     """Add the buffer of `stg.gradients[flat]` elements, in the type in which gradients are reduced.
-    Under ZeRO-1 it is there from the first backward to the last, under ZeRO-2 in the backward of
-    each microbatch, beside a copy of the gradients in it that ranks reduce, and under ZeRO-3 across
-    steps. In pipeline stages and without ZeRO nothing happens.
+    Under ZeRO-1 it is there from the first gradient of a parameter to the end of the last backward,
+    under ZeRO-2 in the backward of each microbatch, beside a copy of the gradients in it that ranks
+    reduce, and under ZeRO-3 across steps. If all gradients have room, they are copied at the end of
+    backward. With two buffers (`overlap_comm`) ZeRO-1 copies too. In pipeline stages and
+    without ZeRO nothing happens.
 
     Before:
         stg.symbols[B, D]
@@ -86,24 +91,46 @@ class HoldFlatBuffer(Pass):
                 continue
             whole = total(a.tensor.local_elements for a in trained)
             copy = _flat(wire, call("min", [elements, whole]))
-            _hold(module, func, [type_, copy] if strategy.zero == 2 else [type_])
+            known = whole.symbols <= module.env.keys()
+            once = known and evaluate(whole, module.env) <= rule.flat
+            copies = rule.flat_buffers > 1 or strategy.zero == 2
+            buffers = [type_] * rule.flat_buffers
+            _hold(module, func, buffers, copy if copies else None, once=once)
 
 
 def _flat(dtype: str, elements: Expr) -> TensorType:
     return TensorType(dtype, (Dim(elements),), placed=True)
 
 
-def _hold(module: Module, func: Operation, types: list[TensorType]) -> None:
-    """Add tensors that exist during backward, in place: with a copy in each microbatch, else to the
-    end of all."""
+def _hold(
+    module: Module,
+    func: Operation,
+    buffers: list[TensorType],
+    copy: TensorType | None,
+    *,
+    once: bool,
+) -> None:
+    """Add tensors that exist from the first gradient of a parameter, whose hook makes them
+    (`process_gradients`), in place: with a copy in each microbatch, else to the end of all. With
+    `once` the copy is made when all gradients are there."""
     steps = accumulation(func)
-    region = func.body if steps is None or len(types) == 1 else steps.body
-    back = [enclosing(op, region) for op in func.body.walk() if op.phase == "backward"]
+    region = func.body if steps is None or copy is None else steps.body
+    ops = [op for op in func.body.walk() if op.phase == "backward"]
+    back = [enclosing(op, region) for op in ops]
     first, last = (each(back, key=Operation.position) for each in (min, max))
     phase = "forward" if first.has(Accumulates) else "backward"  # of the first microbatch
-    b = module.before(first, loc=func.loc, phase=phase)
-    made = [
-        b.value("stg.workspace", type=type_, hint=name)
-        for type_, name in zip(types, ("flat", "flat_copy"), strict=False)
-    ]
-    module.after(last, loc=func.loc, phase="backward").op("stg.discard", made, types=())
+    made_by = next((op for op in ops if _makes_gradient(op)), first)
+    inside = made_by is not first and enclosing(made_by, region) is made_by
+    place = module.after if inside else module.before
+    b = place(made_by if inside else first, loc=func.loc, phase=phase)
+    end = module.after(last, loc=func.loc, phase="backward")
+    names = ("flat", "flat_2")
+    made = [b.value("stg.workspace", type=t, hint=n) for t, n in zip(buffers, names, strict=False)]
+    if copy is not None:
+        made.append((end if once else b).value("stg.workspace", type=copy, hint="flat_copy"))
+    end.op("stg.discard", made, types=())
+
+
+def _makes_gradient(op: Operation) -> bool:
+    """Whether a product makes the gradient of a parameter: it reads none."""
+    return is_product(op) and not any(map(is_of_parameter, op.operands))

@@ -5,8 +5,9 @@ value has another placement, the pass inserts the steps of `Resharding.plan` bef
 Later users share them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
+from functools import partial
 
 from stagec.api import (
     Builder,
@@ -26,8 +27,10 @@ from stagec.api import (
 from stagec.ir.builder import RawAttr
 from stagec.ir.module import uncast
 from stagec.ir.rewrite import carried
-from stagec.ir.traits import FinalGradient, Free, Recalls, Repeats
+from stagec.ir.traits import FinalGradient, Free, Recalls, Recasts, Repeats
 from stagec.ir_spec.ops.comm import AllGather, Collective
+from stagec.ir_spec.ops.moe import Dispatch, DispatchWeights
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.sharding.assignment import (
     MAKE_PARTS,
@@ -69,24 +72,29 @@ class InsertCollectives(Pass):
     )
 
     def run(self, module: Module) -> None:
-        save = self.save_gathered or read_strategy(module).save_gathered
-        insert_collectives(module, save_gathered=save)
+        strategy = read_strategy(module)
+        save = self.save_gathered or strategy.save_gathered
+        rows = strategy.one(MoeRule).inputs == "save_gathered"
+        insert_collectives(module, save_gathered=save, save_rows=rows)
 
 
 _Key = tuple[Value, CollectiveStep, str, Region]
 
 
-def insert_collectives(module: Module, *, save_gathered: bool = False) -> None:
+def insert_collectives(
+    module: Module, *, save_gathered: bool = False, save_rows: bool = False
+) -> None:
     """Make placements explicit in all functions, in place.
 
     With `save_gathered`, backward uses the operand that forward gathered for a split matmul; else
-    it gathers it again. Values that forward exchanged or reduced are always reused. Raises
-    `DiagnosticError` where a placement cannot be reached.
+    it gathers it again, but with `save_rows` rows of experts. Values that forward exchanged or
+    reduced are always reused. Raises `DiagnosticError` where a placement cannot be reached.
     """
     until = read_strategy(module).one(SavedTensorsRule).until
+    again = partial(_gathers_again, save_gathered=save_gathered, save_rows=save_rows)
     for func in module.functions:
         _Inserter(module, save_gathered).region(func.body)
-        _keep_moved(func.body, save_gathered=save_gathered)
+        _keep_moved(func.body, again)
         if until == "node":
             _gather_first(func.body)
 
@@ -256,22 +264,22 @@ def _passed(op: Operation, rule: Rule) -> Axes:
     return tuple(a for a in op.results[0].tensor.partial_axes if a in handed)
 
 
-def _keep_moved(region: Region, *, save_gathered: bool) -> None:
+def _keep_moved(region: Region, gathers: Callable[[Operation], bool]) -> None:
     """Where backward would move a stashed value again, stash the moved value instead.
 
     An exchanged or reduced value is not larger, so it is always stashed. A gathered value is
-    stashed only with `save_gathered`.
+    stashed only if backward does not gather it again.
     """
     for op in region.ops:
         if op.region is not None and op.has(Repeats):
             for index in range(carried(op), len(op.results)):
-                while _keep_one(op, index, save_gathered=save_gathered):
+                while _keep_one(op, index, gathers):
                     pass
         elif op.region is not None:
-            _keep_moved(op.region, save_gathered=save_gathered)
+            _keep_moved(op.region, gathers)
 
 
-def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
+def _keep_one(op: Operation, index: int, gathers: Callable[[Operation], bool]) -> bool:
     """Stash the result of one movement that forward and all users in backward make, including users
     that recall the value because some iterations recompute it. Returns whether a value was
     replaced."""
@@ -281,7 +289,7 @@ def _keep_one(op: Operation, index: int, *, save_gathered: bool) -> bool:
     again = [u for arg in args for u, _ in arg.uses]
     for move, _ in end.operands[index].uses:
         kept = isinstance(move.definition, Collective) and len(move.operands) == 1
-        if not again or not kept or _gathers_again(move, save_gathered):
+        if not again or not kept or gathers(move):
             continue
         if all(_recomputed(u, move) if u.has(Recalls) else _same_move(u, move) for u in again):
             end.set_operand(index, move.result)
@@ -321,11 +329,22 @@ def _take_moved(user: Operation, move: Operation, stashed: Value) -> None:
         each.erase()
 
 
-def _gathers_again(move: Operation, save_gathered: bool) -> bool:
+def _gathers_again(move: Operation, *, save_gathered: bool, save_rows: bool) -> bool:
     """Whether a movement is a gather that backward repeats: for a sharding constraint with `again`,
-    or for any split matmul without `save_gathered`."""
-    pinned = any(user.flag("again") for user, _ in move.result.uses)
-    return isinstance(move.definition, AllGather) and (pinned or not save_gathered)
+    or for any split matmul without `save_gathered`, or `save_rows` for one of experts."""
+    if not isinstance(move.definition, AllGather):
+        return False
+    if any(user.flag("again") for user, _ in move.result.uses):
+        return True
+    return not (save_gathered or (save_rows and _is_dispatched(move.operands[0])))
+
+
+def _is_dispatched(value: Value) -> bool:
+    """Whether a value is what the ranks of experts receive."""
+    op = value.producer
+    while op is not None and (isinstance(op.definition, Collective) or op.has(Recasts)):
+        op = op.operands[0].producer
+    return op is not None and isinstance(op.definition, Dispatch | DispatchWeights)
 
 
 def _same_move(op: Operation, other: Operation) -> bool:

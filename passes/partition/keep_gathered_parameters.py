@@ -7,7 +7,18 @@ reshard_after_forward, unless the strategy states `reshard = never` or `last`. O
 
 from collections.abc import Iterator
 
-from stagec.api import Module, Operation, Pass, Phase, Region, Value, const, read_strategy
+from stagec.api import (
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    Region,
+    Value,
+    const,
+    evaluate,
+    read_strategy,
+    total,
+)
 from stagec.ir.builder import RawAttr
 from stagec.ir.rewrite import bind, enclosing, repeats_in, replace_op, stacked
 from stagec.ir.traits import Repeats
@@ -22,7 +33,8 @@ class KeepGatheredParameters(Pass):
     """Keep the parameters that forward has gathered for backward, as `stg.shard_params` states.
 
     With `reshard = never` backward uses all of them, layer by layer, and drops each when its layer
-    has run. With `last` it uses those of the last layer, with which it begins. In a pipeline
+    has run. With `last` it uses those of the last layer, with which it begins; with `reuse` of
+    `stg.shard_units` those of the layers that it comes to soon. In a pipeline
     `never` marks the gathers `once`, for `gather-parameters-once`; with `always`, and `copies` of
     `stg.shard_units`, gathers behind the blocks are marked `once`, and gathers before the blocks or
     in their backward `stays`, since FSDP2 keeps both (`PipelineStage.backward_maybe_with_nosync`
@@ -75,7 +87,8 @@ class KeepGatheredParameters(Pass):
         strategy = read_strategy(module)
         never = strategy.gathers_first or strategy.reshard != "always"
         copies = strategy.zero >= 3 and strategy.one(ShardUnitsRule).copies
-        return never or strategy.prefetch != 1 or bool(strategy.within) or copies
+        reuse = strategy.zero >= 3 and strategy.one(ShardUnitsRule).reuse > 0
+        return never or strategy.prefetch != 1 or bool(strategy.within) or copies or reuse
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
@@ -92,7 +105,7 @@ class KeepGatheredParameters(Pass):
         elif strategy.within:
             keep_parts(module, strategy.within)
         else:
-            keep_parameters(module, policy)
+            keep_parameters(module, policy, strategy.one(ShardUnitsRule).reuse)
 
 
 def _prefetch(module: Module, ahead: int) -> None:
@@ -122,16 +135,20 @@ def _keep_in_pipeline(body: Region) -> None:
             gather.attrs["stays"] = True
 
 
-def keep_parameters(module: Module, policy: str) -> None:
+def keep_parameters(module: Module, policy: str, reuse: int = 0) -> None:
     """Keep the gathered parameters of no iteration (policy `always`: always reshard), of all
-    (`never`), or of the last one, with which backward begins (`last`), in place."""
-    if policy == "always":
+    (`never`), or of the last one, with which backward begins (`last`), in place. With `always` and
+    `reuse`, keep those of the last iterations that backward uses before it and forward have used as
+    many elements of other parameters."""
+    if policy == "always" and not reuse:
         return
     for func in module.functions:
         kept: dict[Region, list[Value]] = {}
         for forward, back, mine, again in list(_pairs(func.body)):
-            if policy == "last":
-                mine.attrs["keep"] = again.attrs["kept"] = const(1)
+            count = 1 if policy == "last" else _used_soon(module, forward, reuse) if reuse else None
+            if policy != "never" and count is not None:
+                if count:
+                    mine.attrs["keep"] = again.attrs["kept"] = const(count)
                 continue
             if again.parent is None:
                 continue  # several repeats share the parameter
@@ -146,6 +163,18 @@ def keep_parameters(module: Module, policy: str) -> None:
             again.erase()
         for region, values in kept.items():
             reshard_behind(module, region, values)
+
+
+def _used_soon(module: Module, forward: Operation, reuse: int) -> int | None:
+    """The number of last layers whose parameters backward uses before `reuse` elements of others
+    have been used; None for all layers."""
+    layer = total(g.result.tensor.local_elements for g in gathers_of(forward.body))
+    count = forward.expr("count")
+    if not (layer.symbols | count.symbols) <= module.env.keys():
+        return 0
+    size, layers = evaluate(layer, module.env), evaluate(count, module.env)
+    soon = -(-reuse // (2 * size)) if size else layers
+    return soon if soon < layers else None
 
 
 def keep_parts(module: Module, within: Axes) -> None:

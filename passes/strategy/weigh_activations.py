@@ -16,6 +16,7 @@ class WeighActivations(Pass):
     an activation that runs operation by operation, or with biases of their results do not change.
 
     Before:
+        stg.symbols[B, S, D, M, E, T]
         stg.strategy @s {
           stg.moe[weights = activation]
         }
@@ -30,6 +31,7 @@ class WeighActivations(Pass):
           stg.return(%y)
         }
     After:
+        stg.symbols[B, S, D, M, E, T]
         stg.strategy @s {
           stg.moe[weights = activation]
         }

@@ -38,7 +38,7 @@ class OpStorage:
         gathered = phase == "forward" and (in_module or any(map(is_gathered, operands)))
         about = op.has(StaysUntilNext), op.flag("copied_out"), op.flag("alone"), gathered
         storage = cls(op, operands, phase, *about)
-        for value in op.results:
+        for value in op.results if not op.flag("held") else ():
             aim = value.uses[0][0].result if op.flag("into_sum") else value
             home, slot = sums.home(aim), op.definition.reuses(op, value.index)
             summed = home in sums.late or (home is None and op.has(AddsToSum))

@@ -160,6 +160,9 @@ class JobFlags(TypedDict, total=False):
     #: ZeRO-3: copy the gradients of a unit into a buffer to reduce, and what forward gathers out of
     #: one; each stays until that of the next unit exists, as in FSDP2.
     shard_copies: bool | None
+    #: ZeRO-3: keep parameters of the last blocks that backward uses before N elements of others
+    #: have been used (0: none), as stage3_max_reuse_distance of DeepSpeed.
+    shard_reuse: int | None
     #: ZeRO: parameters that the ranks do not divide stay whole (none), or are padded to equal
     #: shards: along the first dimension of PyTorch's weight, its outputs (dim0), or over all
     #: elements (flat).
@@ -176,6 +179,8 @@ class JobFlags(TypedDict, total=False):
     #: Free gathered inputs after the last product that reads them, or when the module of these
     #: products returns.
     tp_inputs_until: Literal["product", "module"] | None
+    #: What the head gathers is a new tensor, or in a buffer that stays across steps.
+    tp_head_input: Literal["tensor", "buffer"] | None
     #: Sum a split product after it ends (whole), or part by part while the rest of it runs (in-
     #: steps).
     tp_outputs: Literal["whole", "in-steps"] | None
@@ -281,6 +286,8 @@ class JobFlags(TypedDict, total=False):
     #: Copy gradients that ZeRO reduces into a buffer of N elements (0: none), as reduce_bucket_size
     #: of DeepSpeed.
     grad_flat: int | None
+    #: How many such buffers there are: 2 with overlap_comm of DeepSpeed.
+    grad_flat_buffers: int | None
     #: Under ZeRO-1 ranks reduce the part of the gradients that they update (reduce-scatter), or all
     #: of them (all-reduce).
     grad_collective: Literal["reduce-scatter", "all-reduce"] | None
@@ -430,6 +437,9 @@ class JobFlags(TypedDict, total=False):
     #: Results of experts are multiplied by the weights of tokens where they are added up (results),
     #: or their gated activations are, by weights that are sent with the tokens (activation).
     moe_weights: Literal["results", "activation"] | None
+    #: Gather rows of experts that tensor-parallel ranks split again in backward as --tp-inputs says
+    #: (regather), or save them (save-gathered).
+    moe_inputs: Literal["regather", "save-gathered"] | None
     #: With --serve: two half batches, one of which computes while the tokens of the other travel to
     #: experts and back.
     two_batch_overlap: bool | None
