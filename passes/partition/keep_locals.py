@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from stagec.api import Module, Operation, Pass, Phase, Region, Strategy, Value, read_strategy
+from stagec.ir.module import uncast
 from stagec.ir.rewrite import carried, repeats_in, replace_op, stacked_outside
 from stagec.ir.traits import Recasts
 from stagec.ir_spec.ops.contraction import Add, Einsum
@@ -142,17 +143,12 @@ def _keep_inputs(module: Module, region: Region) -> None:
         block = op.body
         sums = [each.operands for each in block.ops if isinstance(each.definition, Add)]
         sums = [each for each in sums if len({v.type for v in each}) == 1]  # no bias
-        added = [_before_cast(each[-1]) for each in sums[-1:]]
+        added = [uncast(each[-1]) for each in sums[-1:]]
         kept = dict.fromkeys([*block.args[: carried(op)], *(each[0] for each in sums), *added])
         module.before(block.terminator, loc=op.loc).op("stg.discard", [*kept], types=())
     if repeats and (first := [v for v in repeats[0].operands[: carried(repeats[0])] if v.producer]):
         after = module.after(repeats[-1], loc=repeats[-1].loc, phase="forward")
         after.op("stg.discard", first, types=())
-
-
-def _before_cast(value: Value) -> Value:
-    op = value.producer
-    return op.operands[0] if op is not None and op.has(Recasts) else value
 
 
 def _keep_casts(module: Module, region: Region) -> None:
