@@ -252,6 +252,22 @@ def _llava(config: Config, idle: Idle) -> None:
 
 
 @_families(
+    "ViP-LLaVA",
+    "vipllava",
+    features="LLaVA; layers of the tower are joined",
+    tower="clip_vision_model",
+)
+def _joined_layers(config: Config, idle: Idle) -> None:
+    """ViP-LLaVA (arXiv 2312.00784): a norm of the results of several layers, and two products."""
+    key = "vision_feature_layer"
+    config.skip("projector_layernorm_eps")
+    count = config.length(key, default=1) if config.has(key) else 5
+    idle.text.symbol("U_v", count * idle.text.value("D_v"), f"layers of {key} * width")
+    idle.norm("projector_norm", "U_v")
+    _two(idle, "U_v")
+
+
+@_families(
     "LightOnOCR",
     "lighton_ocr",
     features="Qwen3; tower of Pixtral, 2 x 2 merger",
