@@ -246,6 +246,7 @@ def _two(idle: Idle, inner: str = "D_v", *, bias: bool = True) -> None:
     tower="clip_vision_model",
 )
 def _llava(config: Config, idle: Idle) -> None:
+    config.skip("spatial_pool_mode", "spatial_pool_stride", "video_seq_length")
     _two(idle, bias=config.flag("multimodal_projector_bias", default=True))
     if config.text("model_type") != "llava":
         idle.param("image_newline", "D")
