@@ -117,7 +117,8 @@ def _read_side(config: Config, text: ModelText, name: str, more: str) -> _Side:
     scores = [f"rsqrt = {scalar}"] if scalar != text.value(symbols["K"]) else []
     scores += [f"softcap = {cap}"] if cap else []
     causal = "causal" if name == "decoder" else ""
-    return _Side(name, config, symbols, kinds, Rope(theta, scaling=scaling), causal, ", ".join(scores), own)
+    rope = Rope(theta, scaling=scaling)
+    return _Side(name, config, symbols, kinds, rope, causal, ", ".join(scores), own)
 
 
 def _own(text: ModelText, symbol: str, value: int, more: str, about: str) -> str:
