@@ -16,7 +16,14 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, EXPERTS, REPLICAS, expert_parts
+from stagec.ir_spec.strategy.axes import (
+    AXES,
+    EXPERT_PART,
+    EXPERTS,
+    REPLICAS,
+    expert_parts,
+    fewest_key_heads,
+)
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.machine import MachineRule
 from stagec.ir_spec.strategy.offload import OffloadOp
@@ -212,15 +219,14 @@ class JobBuilder:
         return self.options.explicit | {f.name for f in flags}
 
     def _parts_of_tp(self, module: Module) -> dict[str, int | None]:
-        """The axes into which tensor parallelism is divided: one over which experts are split, if
-        they take some of its ranks; and with more ranks than KV heads, one that splits these heads
-        and one over which they are replicated. Raises `DiagnosticError` if the first two do not
-        fit."""
-        tp, heads = self.options.tp, module.symbols.get("G")
-        experts = expert_parts(partial(getattr, self.options))
+        """The axes of tensor parallelism: one over which experts are split, if they take some of
+        its ranks; and with more ranks than KV heads of some layers, one that splits these heads and
+        one over which they are replicated. Raises `DiagnosticError` if the first two do not fit."""
+        tp, (_, heads) = self.options.tp, fewest_key_heads(module.symbols)
         texts = self.options.strategy or self._preset or module.ops("stg.strategy")
         if self.options.mesh is not None or texts:
             return {}
+        experts = expert_parts(partial(getattr, self.options))
         split_experts = {EXPERT_PART: experts} if experts > 1 and EXPERTS in module.symbols else {}
         if heads is None or tp <= heads or tp % heads:
             return {**split_experts, "tp": tp // experts} if split_experts else {}
@@ -230,10 +236,10 @@ class JobBuilder:
                 "is split",
                 remedy=f"choose --ep {nearest(experts, [*divisors(heads), tp])}",
             )
+        over = "*".join([*split_experts, "tp"])
         text = (
-            f"--tp {tp} is more than the {heads} key/value heads: they are split over "
-            f"{'*'.join([*split_experts, 'tp'])} = {heads} and replicated over {REPLICAS} = "
-            f"{tp // heads}"
+            f"--tp {tp} is more than the {heads} key/value heads: they are split over {over} = "
+            f"{heads} and replicated over {REPLICAS} = {tp // heads}"
         )
         self.session.report(Diagnostic(text, severity="remark"))
         return {**split_experts, "tp": heads // experts, REPLICAS: tp // heads}
@@ -271,9 +277,9 @@ class JobBuilder:
             self._resize_mesh(module, given)
         if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
             if REPLICAS in self._tensor_parts:
-                parts = [a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1]
-                heads = "*".join(parts) or "1"
-                given.append(self._parse(f"stg.assume[G == {heads}]", ASSUMED))
+                parts = (a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1)
+                equal = f"{fewest_key_heads(module.symbols)[0]} == {'*'.join(parts) or 1}"
+                given.append(self._parse(f"stg.assume[{equal}]", ASSUMED))
             text = strategy_text(flags)
             given.append(self._parse(text, SHORTHAND))
         self._assumed = [op for op in given if op.name == "stg.assume"]
