@@ -28,12 +28,12 @@ SMALL: Keys = {
 }
 #: Families whose heads all have their own keys and values, or one for all.
 UNGROUPED = """
-    internlm baichuan bloom codegen falcon gpt2 gpt_bigcode gpt_neo gpt_neox gptj mpt openai-gpt opt
-    persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 RefinedWeb
-    RefinedWebModel mistral4
+    internlm baichuan bloom codegen falcon gpt2 gpt-sw3 gpt_bigcode gpt_neo gpt_neox gptj mpt
+    openai-gpt opt persimmon chatglm qwen glm_moe_dsa deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2
+    RefinedWeb RefinedWebModel mistral4
 """
 #: Families without a base of rotary positions.
-UNROTATED = "openai-gpt bloom chatglm codegen gpt2 gpt_bigcode gpt_neo gptj mpt opt"
+UNROTATED = "openai-gpt bloom chatglm codegen gpt2 gpt-sw3 gpt_bigcode gpt_neo gptj mpt opt"
 _EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 _WIDE: Keys = {"num_experts": 4, "num_experts_per_tok": 2}
 _ROUTED: Keys = {
@@ -151,6 +151,21 @@ NEEDS: Mapping[str, Keys] = {
     "sarvam_moe": {**_ROUTED, "head_dim": 8},
     "mellum": {**_EXPERTS, "head_dim": 8, "sliding_window": 6, "layer_types": _MIXED},
     "granite_swa": {"sliding_window": 6, "layer_rope_theta": [0, 100, 100, 50]},
+    "granitemoe_swa": {
+        **_WIDE,
+        "shared_intermediate_size": 8,
+        "sliding_window": 6,
+        "layer_rope_theta": [0, 100, 100, 50],
+    },
+    "flint": {
+        **_EXPERTS,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "shared_expert_intermediate_size": 8,
+        "mlp_only_layers": [0],
+        "layer_types": _MIXED,
+    },
+    "apertus1p5_text": {"output_vocab_size": 16},
     "iquestcoder": {"head_dim": 8},
     "kolibri1": {
         **_EXPERTS,
@@ -504,6 +519,9 @@ ALIASES = {
     "llava_mistral": "llava_llama",
     "llava_qwen": "llava_llama",
     "phi4mm": "phi4_multimodal",
+    "blenderbot-small": "blenderbot",
+    "vipllava": "llava",
+    "minicpmv4_7": "minicpmv4_6",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",
     "unispeech": "wav2vec2",
@@ -699,6 +717,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "afmoe": {"mup_enabled": (True, False), "num_dense_layers": (1, 2)},
     "exaone_moe": {"sliding_window_pattern": (2, "LLLG"), "first_k_dense_replace": (0, 1)},
     "apertus": _LLAMA,
+    "eurobert": {**_LLAMA, "mlp_bias": (True, False)},
     "nanochat": {"final_logit_softcapping": (15.0, 0)},
     "minicpm3": {"q_lora_rank": (8, None), "scale_depth": (1.4, 1)},
     "qwen3_5_text": {"layer_types": (None, ["full_attention"] * 4)},

@@ -394,7 +394,7 @@ TOWERS: Mapping[str, Keys] = {
     },
     "minicpmv4_6": {
         "text_config": {**_LLAMA, **_DELTA, "model_type": "qwen3_5_text"},
-        "vision_config": {**_VISION, "model_type": "minicpmv4_6_vision"},
+        "vision_config": _VISION,
         "merger_times": 2,
     },
     "kimi_vl": {

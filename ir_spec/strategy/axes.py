@@ -1,6 +1,7 @@
 """The mesh axes of flags, the dimensions that they split, and their order."""
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 #: Axes over which the batch is split.
@@ -9,24 +10,26 @@ DATA_AXES = ("dp_replicate", "dp_shard", "dp")
 SHARDING = ("dp", "dp_shard", "ep", "cp")
 #: Axes over which all gradients are reduced.
 REDUCED = ("dp", "dp_replicate", "dp_shard", "ep", "cp")
+#: Heads of keys and values: of all layers or of one kind of them.
+KEY_HEADS = ("G", "G_global", "G_local")
 #: Heads: of attention, of its keys and values; of a vision tower next to a text model; of
 #: state-space layers and linear attention, and their groups; groups of heads whose results have
 #: products of their own; the channels of Mamba-1.
-HEADS = ("H", "G", "H_v", "H_m", "G_m", "G_o", "I")
-#: Heads and feed-forward widths of the stages of an image encoder after the first one, and of a
-#: decoder that differs from its encoder.
-_STAGES = (*(f"{symbol}_{stage}" for symbol in "HF" for stage in range(2, 6)), "G_2")
+HEADS = ("H", *KEY_HEADS, "H_v", "H_m", "G_m", "G_o", "I")
+#: Heads, feed-forward widths, and heads of keys and values with a number: of the stages of an image
+#: encoder after the first one, of a decoder that differs from its encoder, of some layers.
+_NUMBERED = re.compile(r"([HFG])_(\d+)")
 #: The feed-forward width of an expert.
 EXPERT_WIDTH = "M"
 #: The feed-forward width of shared experts.
 SHARED_WIDTH = "F_shared"
-#: Feed-forward widths: dense, of an expert, of shared experts.
-WIDTHS = ("F", EXPERT_WIDTH, SHARED_WIDTH)
-#: The vocabulary.
-VOCABULARY = "V"
-#: The dimensions that tensor parallelism splits: heads, feed-forward widths (dense, of an expert,
-#: of shared experts), vocabulary.
-TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", VOCABULARY, *_STAGES)
+#: Feed-forward widths: dense, of dense layers beside experts, of an expert, of shared experts.
+WIDTHS = ("F", "F_dense", EXPERT_WIDTH, SHARED_WIDTH)
+#: The vocabulary, and that of a second table of embeddings.
+VOCABULARY = ("V", "V_own")
+#: The dimensions without a number that tensor parallelism splits: heads, feed-forward widths,
+#: vocabulary.
+_TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", *VOCABULARY)
 #: The part of tensor parallelism over which experts are split, if `ep` takes some of its ranks.
 EXPERT_PART = "tpe"
 #: The part of tensor parallelism over which KV heads are replicated, if there are too few.
@@ -41,6 +44,29 @@ TENSOR_AXES = (EXPERT_PART, "tp", REPLICAS)
 EXPERTS = "E"
 #: The axes of a mesh of flags, slowest first.
 AXES = ("pp", *DATA_AXES, "ep", "cp", "tp")
+
+
+def tensor_parallel(names: Collection[str]) -> list[str]:
+    """The dimensions among these that tensor parallelism splits."""
+    numbered = sorted(
+        ("HFG".index(match[1]), int(match[2]), name)
+        for name in names
+        if (match := _NUMBERED.fullmatch(name))
+    )
+    return [*(n for n in _TENSOR_PARALLEL if n in names), *(name for *_, name in numbered)]
+
+
+def key_heads(names: Collection[str]) -> list[str]:
+    """The heads of keys and values among these dimensions."""
+    return [n for n in tensor_parallel(names) if n in KEY_HEADS or re.fullmatch(r"G_\d+", n)]
+
+
+def fewest_key_heads(sizes: Mapping[str, int | None]) -> tuple[str, int | None]:
+    """The symbol of the fewest heads of keys and values that a layer has, and their number, as far
+    as they are known; "" and None without one."""
+    known = {n: size for n in key_heads(sizes) if (size := sizes[n]) is not None}
+    name = min(known, key=known.__getitem__, default="")
+    return name, known.get(name)
 
 
 def whole_experts(flag: Callable[[str], Any]) -> bool:

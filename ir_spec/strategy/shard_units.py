@@ -61,8 +61,8 @@ class ShardUnitsOp(Statement):
     the next unit has been copied out (`FSDPParamGroup.wait_for_unshard`), so the next unit is not
     gathered early.
 
-    `reuse`: with `reshard = always`, gathered parameters of a block stay if fewer elements of others
-    are used between forward and backward of the block, twice those of the blocks behind it
+    `reuse`: with `reshard = always`, gathered parameters of a block stay if fewer elements of
+    others are used between forward and backward of the block, twice those of the blocks behind it
     (deepspeed/runtime/zero/partitioned_param_coordinator.py: `__params_to_release`). Parameters
     outside of blocks are not counted.
 

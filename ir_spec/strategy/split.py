@@ -9,7 +9,8 @@ from stagec.ir_spec.strategy.axes import (
     REPLICAS,
     SHARED_WIDTH,
     TENSOR_AXES,
-    TENSOR_PARALLEL,
+    key_heads,
+    tensor_parallel,
     whole_experts,
 )
 from stagec.ir_spec.strategy.flag_values import SERVE, Axes, FlagValues, Problems, Statements
@@ -122,15 +123,19 @@ class SplitOp(Statement):
             yield "--cp and --dcp both split cached tokens", "leave one of them out"
 
     def _tensor_parallel(self, request: FlagValues) -> Statements:
-        """Heads, widths and vocabulary are split over all of tensor parallelism, KV heads over as
-        many ranks as there are heads, experts over the ranks with the same experts."""
+        """Heads, widths and vocabulary are split over all of tensor parallelism, fewer KV heads
+        over as many ranks as there are heads, experts over the ranks with the same experts."""
         over = request.over(*TENSOR_AXES)
         whole = [EXPERT_WIDTH] if whole_experts(request.__getitem__) else []
         whole += [SHARED_WIDTH] if request["whole_shared_experts"] else []
-        dims = [n for n in TENSOR_PARALLEL if n in request.sizes and n not in whole]
-        if REPLICAS in request.axes and "G" in dims:
-            dims.remove("G")
-            yield {"dims": "G", "over": request.over(EXPERT_PART, "tp")}
+        dims = [n for n in tensor_parallel(request.sizes) if n not in whole]
+        if REPLICAS in request.axes:
+            ranks = request.ranks(*TENSOR_AXES)
+            few = [n for n in key_heads(dims) if (request.sizes[n] or 1) % ranks]
+            dims = [n for n in dims if n not in few]
+            if few:
+                names = few[0] if len(few) == 1 else tuple(few)
+                yield {"dims": names, "over": request.over(EXPERT_PART, "tp")}
         if EXPERT_PART in request.axes and EXPERT_WIDTH in dims:
             dims.remove(EXPERT_WIDTH)
             yield {"dims": EXPERT_WIDTH, "over": request.over("tp", REPLICAS)}

@@ -1,6 +1,6 @@
 """pad-vocabulary: rounds the size of the vocabulary up to a multiple that a strategy states."""
 
-from stagec.api import Module, Pass, Phase, Strategy, read_strategy
+from stagec.api import Module, Pass, Phase, Strategy, Value, read_strategy
 from stagec.ir_spec.strategy.pad_vocabulary import PadVocabularyRule
 
 
@@ -32,7 +32,8 @@ class PadVocabulary(Pass):
     needs = Phase.SHAPED
 
     def applies(self, module: Module) -> bool:
-        return not module.serving and bool(read_strategy(module).all(PadVocabularyRule))
+        asked = bool(read_strategy(module).all(PadVocabularyRule))
+        return asked and (not module.serving or bool(_logits(module)))
 
     def run(self, module: Module) -> None:
         pad_vocabulary(module, read_strategy(module))
@@ -42,8 +43,8 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
     """Change the value of the symbol, in place, if it is not a multiple. A remark reports that
     there is no such symbol to be a multiple of more than the ranks."""
     rule = strategy.one(PadVocabularyRule)
-    judged = [op.definition.logits(op) for op in module.main.body.walk()]
-    names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged if v is not None} - {""}
+    judged = _logits(module)
+    names = {str(v.tensor.dims[-1].size.symbol_name or "") for v in judged} - {""}
     sizes = {name: module.symbols[name] for name in sorted(names & module.symbols.keys())}
     if rule.multiple > 1 and not any(sizes.values()):
         why = "no loss has a vocabulary that is a symbol with a value"
@@ -52,3 +53,9 @@ def pad_vocabulary(module: Module, strategy: Strategy) -> None:
         multiple = rule.multiple * (1 if rule.whole else strategy.ranks_of(name, module.mesh))
         if size is not None and size % multiple:
             module.set_values({name: -(-size // multiple) * multiple})
+
+
+def _logits(module: Module) -> list[Value]:
+    """The logits of the losses; none are left in a step of serving."""
+    judged = (op.definition.logits(op) for op in module.main.body.walk())
+    return [value for value in judged if value is not None]

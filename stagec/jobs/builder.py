@@ -16,7 +16,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, REPLICAS
+from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, REPLICAS, fewest_key_heads
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.machine import MachineRule
 from stagec.ir_spec.strategy.offload import OffloadOp
@@ -45,7 +45,7 @@ from stagec.jobs.request.flags import FLAGS, SHORTHANDS, strategy_text
 from stagec.jobs.request.machine import remark_of, settled
 from stagec.jobs.request.options import IDEAL, JobOptions, find_preset, request, with_step
 from stagec.jobs.request.serving_flags import Serving, over_limit, read_serving, refuse_training
-from stagec.jobs.request.tensor_parts import KV_HEADS, Parts, tensor_parts
+from stagec.jobs.request.tensor_parts import Parts, tensor_parts
 from stagec.jobs.session import Session
 from stagec.jobs.stack import StackLine, apply_stack, needed_flags, of_other_steps, read_stack
 from stagec.models import library
@@ -244,10 +244,11 @@ class JobBuilder:
         elif self._axes():
             self._resize_mesh(module, given)
         if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
-            if REPLICAS in self._tensor_parts and KV_HEADS in module.symbols:
-                parts = [a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1]
-                heads = "*".join(parts) or "1"
-                given.append(self._parse(f"stg.assume[G == {heads}]", ASSUMED))
+            key_heads, _ = fewest_key_heads(module.symbols)
+            if REPLICAS in self._tensor_parts and key_heads:
+                parts = (a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1)
+                equal = f"{key_heads} == {'*'.join(parts) or 1}"
+                given.append(self._parse(f"stg.assume[{equal}]", ASSUMED))
             text = strategy_text(flags)
             given.append(self._parse(text, SHORTHAND))
         self._assumed = [op for op in given if op.name == "stg.assume"]

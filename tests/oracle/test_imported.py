@@ -75,7 +75,7 @@ _BY_DISTANCE = ("t5", "mt5", "umt5", "switch_transformers", "mpnet")
 _CONDITIONED = ("PixArtTransformer2DModel", "WanTransformer3DModel")
 _COMPRESSED = ("deepseek_v4", "deepseek_ref")
 _SELECTED = ("deepseek_v32", "glm_moe_dsa", "minimax_m3", "minimax_m3_vl_text", *_COMPRESSED)
-GATHERED = (*_BY_DISTANCE, *_CROSS, *_CONDITIONED, *_SELECTED, "m2m_100")
+GATHERED = (*_BY_DISTANCE, *_CROSS, *_CONDITIONED, *_SELECTED, "m2m_100", "blenderbot-small")
 #: Attention to texts and images in one row, of which S are texts: they are gathered.
 JOINT = ("FluxTransformer2DModel", "SD3Transformer2DModel", "QwenImageTransformer2DModel")
 #: Patches of a square, X along a side: no order of X is one of theirs.
@@ -84,7 +84,7 @@ SQUARES = ("DiTTransformer2DModel", "SD3Transformer2DModel")
 ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm")
-_DELTAS = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")
+_DELTAS = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7")
 _LINEAR = ("minimax", "minimax_text_01", "lfm2_vl", "lfm3", "bailing_hybrid", *_DELTAS)
 SCANNED = (*(n for n in SCANS if n not in ALONE), *_LINEAR)
 #: Nor is it for convolutions that see both sides.

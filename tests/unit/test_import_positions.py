@@ -200,6 +200,16 @@ def test_a_stretched_base_may_state_its_number(family: str) -> None:
     assert base_of(imported(family, rope_scaling=scaling)) == 777
 
 
+def test_sides_of_a_pair_state_their_positions() -> None:
+    """As transformers 5 writes T5Gemma's sections."""
+    rope = {"rope_theta": 777, "rope_type": "linear", "factor": 2.0}
+    given = small("t5gemma")
+    sides = {side: {**given[side], "rope_parameters": rope} for side in ("encoder", "decoder")}
+    text = imported("t5gemma", **sides)
+    assert base_of(text) == 777
+    assert "scaling = linear, factor = 2" in text
+
+
 @pytest.mark.parametrize(("kind", "key"), [("ntk", "factor"), ("dynamic", "alpha")])
 def test_the_base_is_stretched(kind: str, key: str) -> None:
     """The slowest pair of a head turns so many times slower, the fastest one as before."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -251,9 +252,12 @@ def test_the_remedy_for_experts_makes_a_job(flags: tuple[str, ...]) -> None:
         ("--tp 2 --pad-vocab 64 --stack vllm", 128),
     ],
 )
-def test_engines_pad_a_vocabulary_that_ranks_do_not_divide(flags: str, size: int) -> None:
+@pytest.mark.parametrize("step", [DECODE, MIXED])
+def test_engines_pad_a_vocabulary_that_ranks_do_not_divide(
+    flags: str, size: int, step: Sequence[str]
+) -> None:
     ran = stagec(
-        "analyze", *DECODE, "--set", "V=65", *flags.split(), "--print-after", "pad-vocabulary"
+        "analyze", *step, "--set", "V=65", *flags.split(), "--print-after", "pad-vocabulary"
     )
     assert ran.code == 0, ran.err
     assert f"V = {size}," in ran.err + ran.out

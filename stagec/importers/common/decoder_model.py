@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Literal
 
 from stagec.importers.common.positions import declare_part, read_rope
-from stagec.importers.common.sizes import begin, read_head, read_size
+from stagec.importers.common.sizes import begin, expect_head, read_head, read_size
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import (
     ACTIVATIONS,
@@ -59,14 +59,20 @@ class Sizes:
 
 
 class DecoderModel:
-    """A model under construction: its `text`, the number of layers `count`, and the keys."""
+    """A model under construction: its `text`, the number of layers `count`, and the keys. With
+    `masked` its head is that of a masked language model."""
 
     def __init__(
-        self, config: Config, sizes: Sizes, *, dim_keys: Sequence[str] = ("head_dim", "kv_channels")
+        self,
+        config: Config,
+        sizes: Sizes,
+        *,
+        dim_keys: Sequence[str] = ("head_dim", "kv_channels"),
+        masked: bool = False,
     ) -> None:
         self.config = config
         self.text, self.longest = begin(config, sizes.length)
-        read_head(config, self.text)
+        expect_head(config, "MaskedLM") if masked else read_head(config, self.text)
         self.count = config.layers(
             "num_hidden_layers", "n_layer", "num_layers", "n_layers", default=sizes.layers
         )

@@ -1,5 +1,6 @@
 """Encoders with decoders of the same structure: BART and its variants, Whisper."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,7 +19,8 @@ class Sides:
     """How a family differs from BART. With `pre` norms stand before the parts of a layer and after
     all layers; embeddings are normed if `embed_norm`. Positions are learned, a `fixed` sinusoid of
     each side, which is no weight that trains, or `constant`: no parameter. The first `before` of
-    them are not used."""
+    them are not used. `sizes` are the defaults of the layers of a side, D, F, H, V and the
+    positions."""
 
     pre: bool = False
     embed_norm: bool = True
@@ -26,15 +28,17 @@ class Sides:
     before: int = 2
     activation: str = "gelu"
     scaled: bool = False
+    sizes: Sequence[int] = (12, 1024, 4096, 16, 50265, 1024)
 
 
 def _read_bart(config: Config, kind: Sides) -> ModelText:
     expect_head(config, "ConditionalGeneration", "MTModel")
-    text, longest = begin(config, 1024)
+    layers, width, inner, heads, vocab, length = kind.sizes
+    text, longest = begin(config, length)
     text.symbol("T", min(longest, 4096), "tokens of a target")
     text.sequences = ("S", "T")
-    _read_sides(config, text, layers=12, inner=4096, heads=16, width=1024)
-    read_size(config, text, "V", "vocab_size", default=50265)
+    _read_sides(config, text, layers=layers, inner=inner, heads=heads, width=width)
+    read_size(config, text, "V", "vocab_size", default=vocab)
     text.symbol("P", longest + kind.before, "positions")
     config.fixed(normalize_before=kind.pre, add_final_layer_norm=kind.pre)
     config.only("normalize_embedding", kind.embed_norm)
@@ -71,22 +75,35 @@ def read_bart(config: Config) -> ModelText:
     return _read_bart(config, Sides())
 
 
+@reads("Blenderbot small", "blenderbot-small", features="BART")
+def read_blenderbot_small(config: Config) -> ModelText:
+    """The small Blenderbot (arXiv 2004.13637): BART without unused positions."""
+    return _read_bart(config, Sides(before=0, sizes=(8, 512, 2048, 16, 50265, 512)))
+
+
 @reads("mBART", "mbart", features="BART with norms before the parts")
 def read_mbart(config: Config) -> ModelText:
     """mBART (arXiv 2001.08210): norms before the parts."""
     return _read_bart(config, Sides(pre=True))
 
 
-@reads("PLBART", "plbart", "mvp", features="BART, scaled embeddings")
+@reads("PLBART", "plbart", features="BART, scaled embeddings")
 def read_plbart(config: Config) -> ModelText:
     """PLBART (arXiv 2103.06333): BART with scaled embeddings."""
-    return _read_bart(config, Sides(scaled=True))
+    return _read_bart(config, Sides(scaled=True, sizes=(6, 768, 3072, 12, 50005, 1024)))
+
+
+@reads("MVP", "mvp", features="BART")
+def read_mvp(config: Config) -> ModelText:
+    """MVP (arXiv 2206.12131): BART; its prompts are not modeled."""
+    return _read_bart(config, Sides(sizes=(12, 1024, 4096, 16, 50267, 1024)))
 
 
 @reads("Blenderbot", "blenderbot", features="norms before the parts")
 def read_blenderbot(config: Config) -> ModelText:
     """Blenderbot (arXiv 2004.13637): norms before the parts, none of the embeddings."""
-    return _read_bart(config, Sides(pre=True, embed_norm=False, before=0))
+    sizes = (2, 2560, 10240, 32, 8008, 128)
+    return _read_bart(config, Sides(pre=True, embed_norm=False, before=0, sizes=sizes))
 
 
 @reads("Pegasus", "pegasus", features="fixed positions")
@@ -98,14 +115,16 @@ def read_pegasus(config: Config) -> ModelText:
 @reads("Marian", "marian", features="fixed positions")
 def read_marian(config: Config) -> ModelText:
     """Marian (arXiv 1804.00344): norms after the sums, positions that are not trained."""
-    return _read_bart(config, Sides(False, False, "fixed", 0))
+    sizes = (12, 1024, 4096, 16, 58101, 1024)
+    return _read_bart(config, Sides(False, False, "fixed", 0, sizes=sizes))
 
 
 @reads("M2M-100", "m2m_100", features="fixed positions")
 def read_m2m_100(config: Config) -> ModelText:
     """M2M-100 (arXiv 2010.11125) and NLLB (arXiv 2207.04672): norms before the parts, a sinusoid
     for positions."""
-    return _read_bart(config, Sides(True, False, "constant", 2, "relu", scaled=True))
+    sizes = (12, 1024, 4096, 16, 128112, 1024)
+    return _read_bart(config, Sides(True, False, "constant", 2, "relu", True, sizes))
 
 
 def _side(body: Body, kind: Sides, table: str, names: tuple[str, str, str], scaled: bool) -> str:

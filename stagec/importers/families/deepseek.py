@@ -163,23 +163,9 @@ def read_mistral4(config: Config) -> ModelText:
 @reads("DeepSeek-V3.2", "deepseek_v32", features="an indexer selects 2048 keys")
 def read_deepseek_v32(config: Config) -> ModelText:
     """DeepSeek-V3.2 (arXiv 2512.02556): DeepSeek-V3 with attention to selected keys."""
-    model, latent = _indexed(config)
+    model, latent = _indexed(config, Sizes(7168, 18432, 61, 128, 129280, 4096), LatentSizes(), 64)
     config.words("indexer_types", among=("full",), length=model.count)
     return sigmoid_stack(model, latent)
-
-
-def _indexed(config: Config) -> tuple[DecoderModel, Latent]:
-    """The model with the sizes of latent attention and of its indexer."""
-    model, latent = latent_of(config, Sizes(7168, 18432, 61, 128, 129280, 4096))
-    if "Q" not in model.text.symbols:
-        raise config.refuse("q_lora_rank", "is null, but the indexer needs a latent of the queries")
-    read_size(config, model.text, "H_i", "index_n_heads", default=64)
-    read_size(config, model.text, "J", "index_head_dim", default=128)
-    read_size(config, model.text, "N_keys", "index_topk", default=2048)
-    config.skip("indexer_rope_interleave")
-    names = ("indexed_attention", "deepseek_sparse_attention")
-    config.words("layer_types", among=names, length=model.count)
-    return model, replace(latent, indexed="yes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +203,23 @@ def latent_of(
     return model, Latent(low_rank, model.rope(), score_share(config))
 
 
+def _indexed(
+    config: Config, sizes: Sizes, own: LatentSizes, heads: int
+) -> tuple[DecoderModel, Latent]:
+    """The model with the sizes of latent attention and of its indexer, which has so many `heads`
+    by default."""
+    model, latent = latent_of(config, sizes, own)
+    if "Q" not in model.text.symbols:
+        raise config.refuse("q_lora_rank", "is null, but the indexer needs a latent of the queries")
+    read_size(config, model.text, "H_i", "index_n_heads", default=heads)
+    read_size(config, model.text, "J", "index_head_dim", default=128)
+    read_size(config, model.text, "N_keys", "index_topk", default=2048)
+    config.skip("indexer_rope_interleave")
+    names = ("indexed_attention", "deepseek_sparse_attention")
+    config.words("layer_types", among=names, length=model.count)
+    return model, replace(latent, indexed="yes")
+
+
 @reads("MiniCPM 3", "minicpm3", features="latent attention, scaled residuals")
 def read_minicpm3(config: Config) -> ModelText:
     """MiniCPM 3 (arXiv 2404.06395): latent attention; scaled embeddings, residuals and logits."""
@@ -245,7 +248,7 @@ def read_youtu(config: Config) -> ModelText:
 def read_glm4_moe_lite(config: Config) -> ModelText:
     """GLM-4.7-Flash: GLM-4.5's experts over latent attention."""
     sizes = Sizes(2048, 10240, 47, 20, 154880, 202752)
-    model, mixer = latent_of(config, sizes)
+    model, mixer = latent_of(config, sizes, LatentSizes(192, 64, 256, 512, 768))
     scale = Fraction("1.8")
     return sigmoid_stack(model, mixer, count=64, top=4, inner=1536, dense=1, scale=scale)
 
@@ -254,7 +257,8 @@ def read_glm4_moe_lite(config: Config) -> ModelText:
 def read_glm5(config: Config) -> ModelText:
     """GLM-5: DeepSeek-V3.2 by its keys. From GLM-5.2 on, most layers take the keys that an earlier
     one selected: these are one kind of layers together."""
-    model, latent = _indexed(config)
+    sizes = Sizes(6144, 12288, 78, 64, 154880, 202752)
+    model, latent = _indexed(config, sizes, LatentSizes(192, 64, 256, 512, 2048), 32)
     types = _indexers(model)
     config.skip("index_share_for_mtp_iteration", "moe_router_dtype")
     if "shared" not in types:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from stagec.importers.common.positions import read_scaling
 from stagec.importers.common.sizes import begin, expect_head
 from stagec.importers.families.encoders import PAIRS, translate
 from stagec.importers.families.windows import GEMMA_NORM, read_softcap
@@ -98,6 +99,11 @@ def _read_side(config: Config, text: ModelText, name: str, more: str) -> _Side:
     config.skip("cross_attention_hidden_size", "tie_word_embeddings", "is_decoder")
     config.skip("sliding_window_size")
     base = config.size("rope_theta", default=10000, most=1 << 60)
+    scaling = ""
+    parameters = config.section("rope_parameters")
+    if parameters is not None:
+        base = parameters.size("rope_theta", default=base, most=1 << 60)
+        scaling = read_scaling(parameters, config, text)
     theta = _own(text, "theta", base, more, "rope_theta")
     window = config.count("sliding_window", default=4096, most=1 << 30)
     names = {"full_attention": "global", "sliding_attention": "local"}
@@ -111,7 +117,8 @@ def _read_side(config: Config, text: ModelText, name: str, more: str) -> _Side:
     scores = [f"rsqrt = {scalar}"] if scalar != text.value(symbols["K"]) else []
     scores += [f"softcap = {cap}"] if cap else []
     causal = "causal" if name == "decoder" else ""
-    return _Side(name, config, symbols, kinds, Rope(theta), causal, ", ".join(scores), own)
+    rope = Rope(theta, scaling=scaling)
+    return _Side(name, config, symbols, kinds, rope, causal, ", ".join(scores), own)
 
 
 def _own(text: ModelText, symbol: str, value: int, more: str, about: str) -> str:
@@ -128,19 +135,16 @@ def read_t5gemma(config: Config) -> ModelText:
     expect_head(config, "ConditionalGeneration")
     config.fixed(is_encoder_decoder=True)
     config.skip("vocab_size", "classifier_dropout_rate", "dropout_rate")
-    sections = {name: config.section(name) for name in ("encoder", "decoder")}
+    sections = {name: config.needed(name) for name in ("encoder", "decoder")}
     length = "max_position_embeddings"
-    longest = [s.size(length, default=8192, most=1 << 30) for s in sections.values() if s]
-    text, _ = begin(config, (longest or [1])[0])
-    text.symbol("T", min((longest or [1])[-1], 4096), "tokens of a target")
+    longest = [s.size(length, default=8192, most=1 << 30) for s in sections.values()]
+    text, _ = begin(config, longest[0])
+    text.symbol("T", min(longest[-1], 4096), "tokens of a target")
     text.sequences = ("S", "T")
     sides = [
         _read_side(section, text, name, more)
         for (name, section), more in zip(sections.items(), ("", "_2"), strict=True)
-        if section is not None
     ]
-    if len(sides) < 2:
-        raise config.refuse("encoder", "needs the configurations of an encoder and of a decoder")
     body, e = Body(), ""
     table = ""
     for side, tokens in zip(sides, ("%tokens", "%targets"), strict=True):
@@ -160,6 +164,5 @@ def read_t5gemma(config: Config) -> ModelText:
         steps += [f"stg.scale[{times(cap)}]({{}})"]
     translate(body, e, steps)
     for section in sections.values():
-        if section is not None:
-            section.finish()
+        section.finish()
     return text.train(PAIRS, body)

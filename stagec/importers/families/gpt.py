@@ -23,7 +23,7 @@ from stagec.importers.writing.text import ModelText
 _FOURFOLD = -4
 
 
-@reads("GPT-2", "gpt2", features="learned positions, biases, tied head")
+@reads("GPT-2", "gpt2", "gpt-sw3", features="learned positions, biases, tied head")
 def read_gpt2(config: Config) -> ModelText:
     """GPT-2: learned positions, biases everywhere, a tied head."""
     model = DecoderModel(config, Sizes(768, _FOURFOLD, 12, 12, 50257, 1024, grouped=False))
@@ -148,7 +148,7 @@ def read_mpt(config: Config) -> ModelText:
     norm = LAYER_SCALE if model.flag("no_bias", True) else LAYER
     biased = norm == LAYER
     config.merge("attn_config")
-    alibi = model.flag("alibi")
+    alibi = model.flag("alibi", True)
     config.only("attn_type", "multihead_attention")
     for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
         config.only(key, False)

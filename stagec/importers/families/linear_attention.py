@@ -237,7 +237,8 @@ class KimiDelta:
 def read_kimi_linear(config: Config) -> ModelText:
     """Kimi Linear (arXiv 2510.26692): three layers of delta nets, one of latent attention without
     positions; experts chosen by sigmoids."""
-    model, latent = latent_of(config, Sizes(2304, 9216, 27, 32, 163840, 1 << 20))
+    sizes = Sizes(2304, 9216, 27, 32, 163840, 1 << 20)
+    model, latent = latent_of(config, sizes, LatentSizes(queries=0))
     if config.flag("mla_use_nope", default=True):
         latent = replace(latent, rope=None)
     types = _layer_types(model)

@@ -161,7 +161,7 @@ def read_internlm2(config: Config) -> ModelText:
 @reads("InternLM3", "internlm3", features="biases by keys")
 def read_internlm3(config: Config) -> ModelText:
     """InternLM3: biases of queries, keys and values by a separate key."""
-    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 128512, 32768, dim=128))
+    model = DecoderModel(config, Sizes(4096, 10240, 48, 32, 128512, 32768, groups=2, dim=128))
     biased = model.flag("bias")
     mixer = Attention(rope=model.rope(), qkv_bias=model.flag("qkv_bias"), out_bias=biased)
     block = FeedForward(model.activation(), bias=biased)
@@ -183,7 +183,7 @@ def read_baichuan(config: Config) -> ModelText:
 @reads("EXAONE", "exaone", features="grouped queries")
 def read_exaone(config: Config) -> ModelText:
     """EXAONE 3 (arXiv 2408.03541)."""
-    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 102400, 2048))
+    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 102400, 4096, groups=8, base=500000))
     return model.stack(Attention(rope=model.rope()))
 
 

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 from stagec.importers.common.decoder_model import DecoderModel, Sizes
 from stagec.importers.common.positions import growing_temperature
+from stagec.importers.common.sizes import is_bare
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import LAYER, RMS, Attention, FeedForward, Norm, Rope
@@ -54,13 +55,38 @@ class _XIELU:
         return text.use("xielu", "D F")
 
 
-@reads("Apertus", "apertus", features="xIELU, q and k normed per head")
+@reads("Apertus", "apertus", "apertus1p5_text", features="xIELU, q and k normed per head")
 def read_apertus(config: Config) -> ModelText:
-    """Apertus (arXiv 2509.14233): xIELU without a gate, queries and keys normed per head."""
-    model = DecoderModel(config, Sizes(4096, 14336, 32, 32, 131072, 65536, base=12000000))
+    """Apertus (arXiv 2509.14233): xIELU without a gate, queries and keys normed per head. The
+    table of 1.5 may have more rows than logits."""
+    new = config.text("model_type") == "apertus1p5_text"
+    sizes = Sizes(4096, 14336, 32, 32, 266752 if new else 131072, 65536, base=12000000)
+    model = DecoderModel(config, sizes)
     config.fixed(hidden_act="xielu", qk_norm=True, post_norm=False)
     mixer = model.biased(Attention(qk_norm=RMS, rope=model.rope()))
-    return model.stack(mixer, _XIELU())
+    rows = model.text.value("V")
+    logits = config.size("output_vocab_size", default=rows, most=rows) if new else rows
+    decoder = Decoder(tied=model.tied(), more="N_new" if logits < rows else "")
+    if decoder.more:
+        model.text.replace("V", logits, "output_vocab_size")
+        model.text.symbol("N_new", rows - logits, "vocab_size - output_vocab_size")
+    return model.stack(mixer, _XIELU(), decoder)
+
+
+@reads("EuroBERT", "eurobert", features="Llama that sees both directions")
+def read_eurobert(config: Config) -> ModelText:
+    """EuroBERT (arXiv 2503.05500): Llama whose tokens see all others, with the head of a masked
+    language model."""
+    model = DecoderModel(config, Sizes(768, 3072, 12, 12, 128256, 8192), masked=True)
+    if is_bare(config):
+        message = "has no head, which is not modeled: expected MaskedLM"
+        raise config.refuse("architectures", message)
+    config.only("pretraining_tp", 1)
+    config.skip("mask_token_id", "classifier_pooling", "clf_pooling")
+    bias = model.flag("mlp_bias")
+    mixer = model.biased(Attention(mask="", rope=model.rope()))
+    decoder = Decoder(tied=model.tied(), head_bias=bias)
+    return model.stack(mixer, FeedForward(model.activation(), bias=bias), decoder)
 
 
 @dataclass(frozen=True, slots=True)

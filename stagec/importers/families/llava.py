@@ -246,9 +246,26 @@ def _two(idle: Idle, inner: str = "D_v", *, bias: bool = True) -> None:
     tower="clip_vision_model",
 )
 def _llava(config: Config, idle: Idle) -> None:
+    config.skip("spatial_pool_mode", "spatial_pool_stride", "video_seq_length")
     _two(idle, bias=config.flag("multimodal_projector_bias", default=True))
     if config.text("model_type") != "llava":
         idle.param("image_newline", "D")
+
+
+@_families(
+    "ViP-LLaVA",
+    "vipllava",
+    features="LLaVA; layers of the tower are joined",
+    tower="clip_vision_model",
+)
+def _joined_layers(config: Config, idle: Idle) -> None:
+    """ViP-LLaVA (arXiv 2312.00784): a norm of the results of several layers, and two products."""
+    key = "vision_feature_layer"
+    config.skip("projector_layernorm_eps")
+    count = config.length(key, default=1) if config.has(key) else 5
+    idle.text.symbol("U_v", count * idle.text.value("D_v"), f"layers of {key} * width")
+    idle.norm("projector_norm", "U_v")
+    _two(idle, "U_v")
 
 
 @_families(

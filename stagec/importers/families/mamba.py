@@ -147,7 +147,7 @@ def read_granite_hybrid(config: Config) -> ModelText:
     ]
     logits = config.positive("logits_scaling", default=1)
     decoder = Decoder(
-        tied=model.tied(True),
+        tied=model.tied(),
         embed_scale=config.ratio("embedding_multiplier", default=1),
         logit_scale=1 / logits,
     )

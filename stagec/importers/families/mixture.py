@@ -145,11 +145,16 @@ def read_granite(config: Config) -> ModelText:
 def read_granitemoe(config: Config) -> ModelText:
     """Granite 3 MoE: a softmax over the chosen experts; optionally a shared block."""
     model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
+    return _granite(model, _granite_experts(model))
+
+
+def _granite_experts(model: DecoderModel) -> Experts:
+    """Experts of Granite, with a shared block if it has a width."""
     mixture = model.experts(count=8, top=2, inner="F")
-    if config.count("shared_intermediate_size", default=0):
+    if model.config.count("shared_intermediate_size", default=0):
         model.size("F_shared", "shared_intermediate_size")
         mixture = replace(mixture, shared=FeedForward(mixture.activation))
-    return _granite(model, mixture)
+    return mixture
 
 
 def _granite(model: DecoderModel, blocks: PerLayer) -> ModelText:
@@ -192,8 +197,20 @@ def _multiplied(
 def read_granite_swa(config: Config) -> ModelText:
     """Granite with a sink in each head, windows in three layers of four, and a base of positions
     for each layer, of which 0 means none."""
-    sizes = Sizes(2560, 8192, 24, 20, 100352, 8192, groups=4)
-    model = DecoderModel(config, sizes)
+    model = DecoderModel(config, Sizes(2560, 8192, 24, 20, 100352, 8192, groups=4))
+    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
+    return _granite_windows(model, block, tied=True)
+
+
+@reads("Granite-MoE with windows", "granitemoe_swa", features="Granite-MoE, windows 3:1, sinks")
+def read_granitemoe_swa(config: Config) -> ModelText:
+    """Granite with windows and experts."""
+    model = DecoderModel(config, Sizes(4096, 11008, 32, 32, 32000, 2048))
+    return _granite_windows(model, _granite_experts(model), tied=False)
+
+
+def _granite_windows(model: DecoderModel, blocks: PerLayer, *, tied: bool) -> ModelText:
+    config = model.config
     mixer = replace(_granite_heads(model), sinks=True)
     bases = config.sizes("layer_rope_theta", length=model.count, least=0, most=1 << 48)
     local = model.windows([i % 4 != 0 for i in range(model.count)])
@@ -211,8 +228,7 @@ def read_granite_swa(config: Config) -> ModelText:
             assert isinstance(block, Attention)
             block = replace(block, rope=replace(rope, base=symbol) if symbol and rope else None)
         mixers.append((name, block))
-    block = FeedForward(model.activation(), bias=model.flag("mlp_bias"))
-    return _multiplied(model, mixers, block, tied=True)
+    return _multiplied(model, mixers, blocks, tied=tied)
 
 
 @reads("HyperCLOVA X", "hyperclovax", features="Granite's multipliers, norms behind the blocks")

@@ -38,7 +38,12 @@ def read_minicpmv(config: Config) -> ModelText:
     return replace(idle.beside(), name="minicpmv")
 
 
-@reads("MiniCPM-V 4.6", "minicpmv4_6", features="Qwen3.5; SigLIP, patches merged in the tower")
+@reads(
+    "MiniCPM-V 4.6",
+    "minicpmv4_6",
+    "minicpmv4_7",
+    features="Qwen3.5; SigLIP, patches merged in the tower",
+)
 def read_minicpmv4_6(config: Config) -> ModelText:
     """MiniCPM-V 4.6: attention in windows and a product merge patches behind a layer of the tower,
     and `merger_times` further ones behind it."""
@@ -48,7 +53,9 @@ def read_minicpmv4_6(config: Config) -> ModelText:
     config.skip("insert_layer_id", "image_size", "patch_size", "downsample_mode")
     rows, columns = vision.sizes("window_kernel_size", length=2, least=1) or (2, 2)
     config.only("merge_kernel_size", [2, 2])
-    vision.word("model_type", among=("minicpmv4_6_vision",), default="minicpmv4_6_vision")
+    config.skip("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")
+    kind = config.text("model_type")
+    vision.word("model_type", among=(f"{kind}_vision",), default=f"{kind}_vision")
     vision.skip("insert_layer_id")
     idle = siglip(vision, text)
     text.symbol("U_v", rows * columns * text.value("D_v"), "patches of a window")
@@ -64,4 +71,4 @@ def read_minicpmv4_6(config: Config) -> ModelText:
         idle.norm(f"projector{number}_norm", "4*D_v")
         idle.matrix(f"projector{number}_in", "4*D_v, 4*D_v", "4*D_v")
         idle.matrix(f"projector{number}_out", f"4*D_v, {width}", width)
-    return replace(idle.beside(), name="minicpmv4_6")
+    return replace(idle.beside(), name=kind)

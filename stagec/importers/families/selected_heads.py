@@ -111,6 +111,7 @@ def read_minimax_m3_vl(config: Config) -> ModelText:
     merged = vision.section("img_token_compression_config") or vision
     merged.fixed(image_token_compression_method="patch_merge")
     merge = merged.size("spatial_merge_size", default=2)
+    config.only("merged_hidden_size", text.value("D") * merge**2)
     read_size(merged, text, "Y_v", "temporal_patch_size", default=2)
     if merged is not vision:
         merged.finish()

@@ -112,6 +112,31 @@ def read_afmoe(config: Config) -> ModelText:
     return model.stack(mixers, blocks, decoder, norm=WIDE_RMS, post=WIDE_RMS)
 
 
+@reads("Flint", "flint", features="sinks, windows 3:1 with positions, sigmoid routing")
+def read_flint(config: Config) -> ModelText:
+    """Flint: Qwen3-MoE with a sink in each head, positions in layers with a window only, and
+    experts by sigmoids beside a shared one; the first two layers are dense."""
+    sizes = Sizes(2048, 6144, 49, 32, 150144, 262144, groups=4, dim=128)
+    model = DecoderModel(config, sizes)
+    last = model.count - 1
+    local = model.windows([i > 1 and i % 4 != 1 and i != last for i in range(model.count)])
+    full = model.biased(Attention(qk_norm=RMS, rope=None, sinks=True))
+    windowed = model.in_window(replace(full, rope=model.rope()), model.window(513))
+    mixers: list[Named] = [("local", windowed) if each else ("global", full) for each in local]
+    mixture = model.experts(count=256, top=6, inner=512)
+    normalize = ["normalize"] if model.flag("norm_topk_prob", True) else []
+    model.size("F_shared", "shared_expert_intermediate_size", default=1024)
+    route = ("scores = sigmoid", *normalize, "wide_logits")
+    mixture = replace(mixture, route=route, shared=FeedForward(mixture.activation))
+    dense = config.sizes("mlp_only_layers", most=last) if config.has("mlp_only_layers") else (0, 1)
+    plain = FeedForward(mixture.activation)
+    blocks: list[Named] = [
+        ("dense", plain) if i in dense else ("sparse", mixture) for i in range(model.count)
+    ]
+    config.only("decoder_sparse_step", 1)
+    return model.stack(mixers, blocks)
+
+
 @reads("Sarvam", "sarvam_moe", features="GLM-4.5's experts, all of a head rotated")
 def read_sarvam_moe(config: Config) -> ModelText:
     """Sarvam 30B: GLM-4.5 with norms of heads, all of which are rotated."""

@@ -92,6 +92,7 @@ OFF: dict[str, tuple[object, ...]] = {
     "norm_type": ("rms", "rmsnorm", "rms_norm", "layer_norm", "layernorm"),
     "num_dense_layers": (0,),
     "parallel_attn": (False,),
+    "per_layer_config": ({},),
     "position_embedding_type": ("rope", "rotary", "rotary_embedding"),
     "prefix_lm": (False,),
     "moe_shared_expert_intermediate_size": (0,),

@@ -4,14 +4,18 @@ its ranks, and for cached tokens (`--dcp`)."""
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from stagec.ir_spec.strategy.axes import EXPERT_PART, EXPERTS, REPLICAS, expert_parts
+from stagec.ir_spec.strategy.axes import (
+    EXPERT_PART,
+    EXPERTS,
+    REPLICAS,
+    expert_parts,
+    fewest_key_heads,
+)
 from stagec.jobs.request.combine import divisors, nearest
 from stagec.jobs.request.options import JobOptions
 from stagec.support.diagnostics import Diagnostic, error
 
 Parts = dict[str, int | None]
-#: The dimension of KV heads, which latent attention does not have.
-KV_HEADS = "G"
 
 
 def tensor_parts(
@@ -19,14 +23,14 @@ def tensor_parts(
 ) -> Parts:
     """The axes that replace `tp`, with their ranks, slowest first; none if it is not divided.
 
-    One splits experts, if `ep` takes some ranks of tp. With more ranks than KV heads, one splits
-    these heads and one replicates them; `dcp` splits cached tokens over the latter, or, with
-    latent attention, over as many ranks as it says. Raises `DiagnosticError` for sizes that do not
+    One splits experts, if `ep` takes some ranks of tp. With more ranks than KV heads of some layer,
+    one splits these heads and one replicates them; `dcp` splits cached tokens over the latter, or,
+    with latent attention, which has no such heads, over as many ranks as it says. Raises `DiagnosticError` for sizes that do not
     divide each other.
     """
     experts = expert_parts(partial(getattr, options))
     parts: Parts = {EXPERT_PART: experts} if experts > 1 and EXPERTS in symbols else {}
-    tp, heads = options.tp, symbols.get(KV_HEADS)
+    tp, (_, heads) = options.tp, fewest_key_heads(symbols)
     _check_cached(options, heads)
     if heads is None:
         heads = tp if options.dcp == tp else tp // options.dcp
