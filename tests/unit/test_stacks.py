@@ -160,6 +160,15 @@ def test_the_first_layer_saves_nothing_for_a_frozen_embedding() -> None:
         assert every["total"] - needed["total"] == less
 
 
+def test_the_first_layer_keeps_its_gathered_parameters() -> None:
+    """They stay for backward whether or not its input has a gradient."""
+    flags = ("--stack", "huggingface", "--lora", "wo", "--dp", "2", "--set", "B=2", "--zero", "3")
+    kept = ("--reshard-after-forward", "never", "--first-saved")
+    every, needed = (moments(*flags, *kept, how)["after_forward"] for how in ("all", "needed"))
+    assert every["by"]["buffers"] == needed["by"]["buffers"]
+    assert every["total"] > needed["total"]
+
+
 def test_tokens_and_tables_count() -> None:
     """8 bytes a token, once or for labels too; a table has 4 bytes per position and element,
     one of cosines and sines twice as many."""
