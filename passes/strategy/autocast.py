@@ -24,11 +24,12 @@ from stagec.ir.rewrite import carried, uses_inside
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Wide
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.contraction import Add, Einsum, Mul, cast_to
 from stagec.ir_spec.ops.convolution import Convolution
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.ops.quantized import FORMATS
+from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.axes import EXPERTS
@@ -52,7 +53,8 @@ class Autocast(Pass):
     product share a cast. For a packed parameter the activation is cast once for each parameter in
     it. With `as_weights` model code has cast the activation to fp32 before
     (`T5DenseActDense.forward`). A compiler that fuses element-wise ops (`stg.fusion`) casts each
-    value once. A model that computes in 16 bits is not changed.
+    value once. In a model that computes in 16 bits, norms, softmax and powers alone take casts, and
+    what takes their results.
 
     Before:
         stg.strategy @s {
@@ -83,17 +85,16 @@ class Autocast(Pass):
 
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
-        wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
         rules = strategy.all(AutocastRule)
-        if wide and any(r.experts == "cast" for r in rules):
+        if _is_wide(strategy) and any(r.experts == "cast" for r in rules):
             return True
-        asked = (r for r in rules if r.on)
-        return wide and any(not (_is_left(strategy) and is_shipped(r.loc)) for r in asked)
+        leaves = _is_left(strategy) or not _is_wide(strategy)
+        return any(r.on and not (leaves and is_shipped(r.loc)) for r in rules)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         once, rule = strategy.one(FusionRule).kind in COMPILED, strategy.one(AutocastRule)
-        if rule.experts == "cast":
+        if rule.experts == "cast" and _is_wide(strategy):
             _Caster(module, rule, once=True, only=_of_experts).region(module.main.body)
         if not rule.on or (_is_left(strategy) and is_shipped(rule.loc)):
             return
@@ -116,6 +117,11 @@ class Autocast(Pass):
             )
             module.diagnostics.remark(remark, rule.loc)
         autocast(module, rule, once=once)
+
+
+def _is_wide(strategy: Strategy) -> bool:
+    """Whether the model computes in fp32."""
+    return computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
 
 
 def _of_experts(op: Operation) -> bool:
@@ -158,6 +164,7 @@ class _Caster:
     ) -> None:
         self._module, self._rule, self._once, self._only = module, rule, once, only
         strategy = read_strategy(module)
+        self._wide = _is_wide(strategy)
         decodes = strategy.one(WeightsRule).format in FORMATS
         wide = strategy.one(AdaptersRule).dtype == WIDE and not (once or decodes)
         first = (p for p in module.parameters() if p.name.endswith(FIRST)) if wide else ()
@@ -209,11 +216,14 @@ class _Caster:
         if _adds_bias(op):
             self._cast(op, 1, op.operands[0].tensor.dtype)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
-        narrow = op.flag("compiled") or op.flag("complex")  # casts inside, and back
-        if len(kinds) > 1 or (op.has(Wide) and kinds and not narrow and self._only is None):
+        turns = isinstance(op.definition, RotaryEmbedding) and not self._wide  # tables in 16 bits
+        narrow = op.flag("compiled") or op.flag("complex") or turns  # casts inside, and back
+        listed = op.has(Wide) and kinds and not narrow and self._only is None
+        if len(kinds) > 1 or listed:
+            saves = not listed and isinstance(op.definition, Mul)
             for index, value in enumerate(op.operands):
                 if value.tensor.dtype in FLOATS:
-                    self._cast(op, index, WIDE)
+                    self._cast(op, index, WIDE, again=saves)
 
     def _wide_norm(self, op: Operation) -> None:
         """Cast around an unfused norm: it takes its operand in fp32, scales in fp32, and its result
@@ -257,8 +267,9 @@ class _Caster:
                 op.set_operand(index, wide)
                 self._module.after(last, by=Autocast.name).op("stg.discard", [value, wide])
 
-    def _cast(self, op: Operation, index: int, to: str) -> None:
-        """Give an op an operand of this type."""
+    def _cast(self, op: Operation, index: int, to: str, *, again: bool = False) -> None:
+        """Give an op an operand of this type; `again` if its kernel takes and saves the operand as
+        it is."""
         value = op.operands[index]
         if value.tensor.dtype == to:
             return
@@ -270,6 +281,8 @@ class _Caster:
             return
         if not (keeps and key in self._cached):
             self._cached[key] = cast_to(self._before(op), value, to)
+            if again and (made := self._cached[key].producer) is not None:
+                made.attrs["again"] = True
         op.set_operand(index, self._cached[key])
         if whole is not None:
             self._together[whole, value] = self._cached[key]
