@@ -11,8 +11,8 @@ class AutocastRule(Record):
 
     on: bool = flagged(
         "autocast",
-        "Parameters are fp32; products and attention cast their operands to bf16, as "
-        "torch.autocast does.",
+        "Parameters are fp32, unless --param-dtype is given; products and attention cast their "
+        "operands to bf16, as torch.autocast does.",
         doc="products cast their operands",
         numerics=True,
     )

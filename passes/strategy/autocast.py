@@ -24,7 +24,7 @@ from stagec.ir.rewrite import carried, uses_inside
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Wide
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.contraction import Add, Einsum, Mul, cast_to
+from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, cast_to
 from stagec.ir_spec.ops.convolution import Convolution
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
@@ -255,17 +255,20 @@ class _Caster:
 
     def _cast_of_adapter(self, op: Operation) -> None:
         """Cast what an adapter takes to its type, before autocast casts it back: its module has
-        both until it returns."""
+        both until it returns. In a model in 16 bits `add-lora` has cast it."""
         for index, value in enumerate(op.operands):
-            if value.tensor.dtype != WIDE:
+            made = value.producer
+            is_cast = made is not None and isinstance(made.definition, Cast)
+            narrow = made.operands[0] if made is not None and is_cast else value
+            if narrow.tensor.dtype != WIDE and not is_parameter(narrow):
                 last = op
                 while not isinstance(last.definition, Add):
                     if len(last.results) != 1 or not last.result.uses:
                         return  # no sum takes what it computes
                     last = last.result.uses[0][0]
-                wide = cast_to(self._before(op), value, WIDE)
+                wide = value if is_cast else cast_to(self._before(op), value, WIDE)
                 op.set_operand(index, wide)
-                self._module.after(last, by=Autocast.name).op("stg.discard", [value, wide])
+                self._module.after(last, by=Autocast.name).op("stg.discard", [narrow, wide])
 
     def _cast(self, op: Operation, index: int, to: str, *, again: bool = False) -> None:
         """Give an op an operand of this type; `again` if its kernel takes and saves the operand as

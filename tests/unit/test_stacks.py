@@ -574,6 +574,16 @@ def test_buckets_hold_one_more_copy_of_the_gradients() -> None:
     assert {each["by"]["buffers"] for each in actual.values()} == {2_973_802_496 + tokens}
 
 
+def test_autocast_of_a_model_in_16_bits() -> None:
+    """Parameters are fp32 under autocast, unless the job states their type."""
+    flags = ("--stack", "huggingface", "--autocast")
+    wide, narrow = (
+        moments(*flags, *given)["after_forward"]["by"]["parameters"]
+        for given in ((), ("--param-dtype", "bf16"))
+    )
+    assert (wide, narrow) == (2 * narrow, MEASURED["after_forward"]["parameters"])
+
+
 def test_each_product_of_autocast_keeps_a_copy_of_its_input() -> None:
     """Of a block q, k, v, gate and up take 16-bit copies of fp32 inputs: 5 times 2 bytes; each of
     two norms keeps its input and the normalized one in fp32: 16 in place of 12. Queries and keys
