@@ -32,7 +32,6 @@ from stagec.ir_spec.ops.quantized import FORMATS
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.autocast import AutocastRule
-from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
 from stagec.ir_spec.strategy.lora import FIRST
@@ -136,10 +135,12 @@ def _is_left(strategy: Strategy) -> bool:
 
 def _is_left_split(module: Module, strategy: Strategy) -> bool:
     """Whether the software does not cast because ranks split parameters, or in a pipeline. Ranks
-    with experts of their own split none."""
+    that also split the batch, as those with experts of their own, are data parallel."""
     dims = [dim.size for param in module.parameters() for dim in param.tensor.dims]
-    names = {name for size in dims for name in size.symbols} - {EXPERTS}
-    split = strategy.pipeline is not None or any(names & {*rule.dims} for rule in strategy.splits)
+    names = {name for size in dims for name in size.symbols}
+    data = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
+    rules = (rule for rule in strategy.splits if not data.issuperset(rule.over))
+    split = strategy.pipeline is not None or any(names & {*rule.dims} for rule in rules)
     return split and strategy.one(AutocastRule).split == "left"
 
 
