@@ -11,8 +11,8 @@ class AutocastRule(Record):
 
     on: bool = flagged(
         "autocast",
-        "Parameters are fp32; products and attention cast their operands to bf16, as "
-        "torch.autocast does.",
+        "Parameters are fp32, unless --param-dtype is given; products and attention cast their "
+        "operands to bf16, as torch.autocast does.",
         doc="products cast their operands",
         numerics=True,
     )
@@ -50,8 +50,12 @@ class AutocastOp(Statement):
     it; softmax, layer norms, powers and losses are f32; each other op has the widest type of its
     operands.
 
-    Without `on`, nothing is cast but for experts. Nothing is cast either
-    if the model computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, or under
+    A model that computes in 16 bits, as with `stg.dtypes[compute = bf16]` under ZeRO-3, has
+    products in 16 bits anyway; softmax, layer norms and powers are f32 there too, if the job states
+    `on` by itself (Trainer's `bf16` beside FSDP, accelerate/accelerator.py:
+    `Accelerator.prepare_model`).
+
+    Without `on`, nothing is cast but for experts. Nothing is cast either under
     ZeRO-3 with `sharded = left`: torchtitan's context does nothing with FSDP. Without FSDP it does
     nothing with tensor parallelism or a pipeline either (`split = left`; distributed/utils.py:
     `maybe_enable_amp`), which a job that states `on` by itself does not take from a stack. Expert

@@ -178,6 +178,6 @@ class DtypesOp(Statement):
 
     def from_flags(self, request: FlagValues) -> Statements:
         types = {n: request[f"{n}_dtype"] for n in ("param", "grad", "reduce", "master")}
-        if request["autocast"] and types["param"] == "bf16":
+        if request["autocast"] and not request.is_stated("param_dtype"):
             types["param"] = "f32"  # which autocast casts
         yield {**types, **self.flag_values(request)}

@@ -26,6 +26,10 @@ class FlagValues:
     def __getitem__(self, flag: str) -> Any:
         return self.flags[flag]
 
+    def is_stated(self, flag: str) -> bool:
+        """Whether the request states a flag, be it with its default."""
+        return flag in self.flags.get("explicit", ())
+
     @property
     def decodes(self) -> bool:
         """Whether the step decodes: it has few tokens in addition to the cached ones."""

@@ -143,12 +143,21 @@ def _keep_inputs(module: Module, region: Region) -> None:
         block = op.body
         sums = [each.operands for each in block.ops if isinstance(each.definition, Add)]
         sums = [each for each in sums if len({v.type for v in each}) == 1]  # no bias
+        sums = [each for each in sums if not _is_low_rank(each[-1])]  # `result = result + ...`
         added = [uncast(each[-1]) for each in sums[-1:]]
         kept = dict.fromkeys([*block.args[: carried(op)], *(each[0] for each in sums), *added])
         module.before(block.terminator, loc=op.loc).op("stg.discard", [*kept], types=())
     if repeats and (first := [v for v in repeats[0].operands[: carried(repeats[0])] if v.producer]):
         after = module.after(repeats[-1], loc=repeats[-1].loc, phase="forward")
         after.op("stg.discard", first, types=())
+
+
+def _is_low_rank(value: Value) -> bool:
+    """Whether a value is what the second matrix of an adapter makes."""
+    op = uncast(value).producer
+    made = op.operands[0].producer if op is not None and op.operands else None
+    products = [each for each in (op, made) if each and isinstance(each.definition, Einsum)]
+    return len(products) == 2 and all(any(map(is_of_parameter, p.operands)) for p in products)
 
 
 def _keep_casts(module: Module, region: Region) -> None:

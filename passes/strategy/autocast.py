@@ -24,14 +24,14 @@ from stagec.ir.rewrite import carried, uses_inside
 from stagec.ir.rule import parse_rule, shape_text
 from stagec.ir.traits import Free, Wide
 from stagec.ir.types import FLOATS
-from stagec.ir_spec.ops.contraction import Add, Einsum, cast_to
+from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, cast_to
 from stagec.ir_spec.ops.convolution import Convolution
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
 from stagec.ir_spec.ops.quantized import FORMATS
+from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.strategy.adapters import AdaptersRule
 from stagec.ir_spec.strategy.autocast import AutocastRule
-from stagec.ir_spec.strategy.axes import EXPERTS
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
 from stagec.ir_spec.strategy.lora import FIRST
@@ -52,7 +52,8 @@ class Autocast(Pass):
     product share a cast. For a packed parameter the activation is cast once for each parameter in
     it. With `as_weights` model code has cast the activation to fp32 before
     (`T5DenseActDense.forward`). A compiler that fuses element-wise ops (`stg.fusion`) casts each
-    value once. A model that computes in 16 bits is not changed.
+    value once. In a model that computes in 16 bits, norms, softmax and powers alone take casts, and
+    what takes their results.
 
     Before:
         stg.strategy @s {
@@ -83,17 +84,16 @@ class Autocast(Pass):
 
     def applies(self, module: Module) -> bool:
         strategy = read_strategy(module)
-        wide = computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
         rules = strategy.all(AutocastRule)
-        if wide and any(r.experts == "cast" for r in rules):
+        if _is_wide(strategy) and any(r.experts == "cast" for r in rules):
             return True
-        asked = (r for r in rules if r.on)
-        return wide and any(not (_is_left(strategy) and is_shipped(r.loc)) for r in asked)
+        leaves = _is_left(strategy) or not _is_wide(strategy)
+        return any(r.on and not (leaves and is_shipped(r.loc)) for r in rules)
 
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         once, rule = strategy.one(FusionRule).kind in COMPILED, strategy.one(AutocastRule)
-        if rule.experts == "cast":
+        if rule.experts == "cast" and _is_wide(strategy):
             _Caster(module, rule, once=True, only=_of_experts).region(module.main.body)
         if not rule.on or (_is_left(strategy) and is_shipped(rule.loc)):
             return
@@ -118,6 +118,11 @@ class Autocast(Pass):
         autocast(module, rule, once=once)
 
 
+def _is_wide(strategy: Strategy) -> bool:
+    """Whether the model computes in fp32."""
+    return computed_in(strategy.dtypes, strategy.zero, strategy.dtypes.param) == WIDE
+
+
 def _of_experts(op: Operation) -> bool:
     """Whether an operation is a product of rows that a router has dealt to experts."""
     return any(dim.routed for value in op.operands for dim in value.tensor.dims)
@@ -130,10 +135,12 @@ def _is_left(strategy: Strategy) -> bool:
 
 def _is_left_split(module: Module, strategy: Strategy) -> bool:
     """Whether the software does not cast because ranks split parameters, or in a pipeline. Ranks
-    with experts of their own split none."""
+    that also split the batch, as those with experts of their own, are data parallel."""
     dims = [dim.size for param in module.parameters() for dim in param.tensor.dims]
-    names = {name for size in dims for name in size.symbols} - {EXPERTS}
-    split = strategy.pipeline is not None or any(names & {*rule.dims} for rule in strategy.splits)
+    names = {name for size in dims for name in size.symbols}
+    data = {a for rule in strategy.splits if strategy.batch in rule.dims for a in rule.over}
+    rules = (rule for rule in strategy.splits if not data.issuperset(rule.over))
+    split = strategy.pipeline is not None or any(names & {*rule.dims} for rule in rules)
     return split and strategy.one(AutocastRule).split == "left"
 
 
@@ -158,6 +165,7 @@ class _Caster:
     ) -> None:
         self._module, self._rule, self._once, self._only = module, rule, once, only
         strategy = read_strategy(module)
+        self._wide = _is_wide(strategy)
         decodes = strategy.one(WeightsRule).format in FORMATS
         wide = strategy.one(AdaptersRule).dtype == WIDE and not (once or decodes)
         first = (p for p in module.parameters() if p.name.endswith(FIRST)) if wide else ()
@@ -209,11 +217,14 @@ class _Caster:
         if _adds_bias(op):
             self._cast(op, 1, op.operands[0].tensor.dtype)
         kinds = {v.tensor.dtype for v in op.operands} & FLOATS
-        narrow = op.flag("compiled") or op.flag("complex")  # casts inside, and back
-        if len(kinds) > 1 or (op.has(Wide) and kinds and not narrow and self._only is None):
+        turns = isinstance(op.definition, RotaryEmbedding) and not self._wide  # tables in 16 bits
+        narrow = op.flag("compiled") or op.flag("complex") or turns  # casts inside, and back
+        listed = op.has(Wide) and kinds and not narrow and self._only is None
+        if len(kinds) > 1 or listed:
+            saves = not listed and isinstance(op.definition, Mul)
             for index, value in enumerate(op.operands):
                 if value.tensor.dtype in FLOATS:
-                    self._cast(op, index, WIDE)
+                    self._cast(op, index, WIDE, again=saves)
 
     def _wide_norm(self, op: Operation) -> None:
         """Cast around an unfused norm: it takes its operand in fp32, scales in fp32, and its result
@@ -245,20 +256,24 @@ class _Caster:
 
     def _cast_of_adapter(self, op: Operation) -> None:
         """Cast what an adapter takes to its type, before autocast casts it back: its module has
-        both until it returns."""
+        both until it returns. In a model in 16 bits `add-lora` has cast it."""
         for index, value in enumerate(op.operands):
-            if value.tensor.dtype != WIDE:
+            made = value.producer
+            is_cast = made is not None and isinstance(made.definition, Cast)
+            narrow = made.operands[0] if made is not None and is_cast else value
+            if narrow.tensor.dtype != WIDE and not is_parameter(narrow):
                 last = op
                 while not isinstance(last.definition, Add):
                     if len(last.results) != 1 or not last.result.uses:
                         return  # no sum takes what it computes
                     last = last.result.uses[0][0]
-                wide = cast_to(self._before(op), value, WIDE)
+                wide = value if is_cast else cast_to(self._before(op), value, WIDE)
                 op.set_operand(index, wide)
-                self._module.after(last, by=Autocast.name).op("stg.discard", [value, wide])
+                self._module.after(last, by=Autocast.name).op("stg.discard", [narrow, wide])
 
-    def _cast(self, op: Operation, index: int, to: str) -> None:
-        """Give an op an operand of this type."""
+    def _cast(self, op: Operation, index: int, to: str, *, again: bool = False) -> None:
+        """Give an op an operand of this type; `again` if its kernel takes and saves the operand as
+        it is."""
         value = op.operands[index]
         if value.tensor.dtype == to:
             return
@@ -270,6 +285,8 @@ class _Caster:
             return
         if not (keeps and key in self._cached):
             self._cached[key] = cast_to(self._before(op), value, to)
+            if again and (made := self._cached[key].producer) is not None:
+                made.attrs["again"] = True
         op.set_operand(index, self._cached[key])
         if whole is not None:
             self._together[whole, value] = self._cached[key]

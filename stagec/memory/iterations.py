@@ -169,9 +169,11 @@ def gathers_behind(steps: Iterable[Operation | LayerStack]) -> Sequence[Operatio
 def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:
     """The values that the first iteration leaves on the stacks. A value that backward uses only for
     the gradient of the input of that iteration is left out (None) where that gradient is not
-    used."""
-    left = list(refs)
-    for k, result in enumerate(op.results[op.integer("carry", 1) :]):
+    used. Gathered parameters are there whoever uses them."""
+    left, carry = list(refs), op.integer("carry", 1)
+    for k, result in enumerate(op.results[carry:]):
+        if is_gathered(op.body.terminator.operands[carry + k]):
+            continue
         users = [(user, index) for user, index in result.uses if not user.has(EndsLifetime)]
         if users and all(user.flag("first_idle") and not _trains(user, i) for user, i in users):
             left[k] = None

@@ -160,6 +160,15 @@ def test_the_first_layer_saves_nothing_for_a_frozen_embedding() -> None:
         assert every["total"] - needed["total"] == less
 
 
+def test_the_first_layer_keeps_its_gathered_parameters() -> None:
+    """They stay for backward whether or not its input has a gradient."""
+    flags = ("--stack", "huggingface", "--lora", "wo", "--dp", "2", "--set", "B=2", "--zero", "3")
+    kept = ("--reshard-after-forward", "never", "--first-saved")
+    every, needed = (moments(*flags, *kept, how)["after_forward"] for how in ("all", "needed"))
+    assert every["by"]["buffers"] == needed["by"]["buffers"]
+    assert every["total"] > needed["total"]
+
+
 def test_tokens_and_tables_count() -> None:
     """8 bytes a token, once or for labels too; a table has 4 bytes per position and element,
     one of cosines and sines twice as many."""
@@ -449,10 +458,10 @@ def test_tensor_parallel_steps_are_met() -> None:
 
 @pytest.mark.long
 def test_steps_of_adapters_are_met() -> None:
-    """Of all rows of `validation/torch-adapters`; what is missing are counters, the scales of
+    """Of all rows of `validation/torch-adapters`; what is missing are counters, the
     scales of NF4, inputs of checkpoints, and under autocast those of a module in fp32."""
     actual = validate_memory("torch-adapters", Session()).errors
-    assert len({each.row for each in actual}) == 22
+    assert len({each.row for each in actual}) == 25
     for each in actual:
         small = 0.052 if "autocast, checkpoints" in each.row else 0.006
         assert abs(each.error or 0) < (small if "checkpoints" in each.row else 0.001)
@@ -563,6 +572,16 @@ def test_buckets_hold_one_more_copy_of_the_gradients() -> None:
     actual = moments(*flags)
     tokens = 8192 * 8
     assert {each["by"]["buffers"] for each in actual.values()} == {2_973_802_496 + tokens}
+
+
+def test_autocast_of_a_model_in_16_bits() -> None:
+    """Parameters are fp32 under autocast, unless the job states their type."""
+    flags = ("--stack", "huggingface", "--autocast")
+    wide, narrow = (
+        moments(*flags, *given)["after_forward"]["by"]["parameters"]
+        for given in ((), ("--param-dtype", "bf16"))
+    )
+    assert (wide, narrow) == (2 * narrow, MEASURED["after_forward"]["parameters"])
 
 
 def test_each_product_of_autocast_keeps_a_copy_of_its_input() -> None:

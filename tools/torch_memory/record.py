@@ -246,12 +246,13 @@ def record(run: TorchRun) -> Recorded:
 def _recorded(run: TorchRun, mesh: DeviceMesh | None, tracker: StorageTracker) -> Recorded:
     titan = run.flag("stack", "huggingface") == "torchtitan"
     sharded = run.flag("zero", 0) == 3
-    cast = run.flag("param_dtype", "f32" if titan else "bf16") == "bf16"
+    given = "f32" if titan or run.flags.get("autocast") == "on" else "bf16"
+    cast = run.flag("param_dtype", given) == "bf16"
     split = run.flag("tp", 1) > 1 or run.flag("pp", 1) > 1
     autocast = run.flag("autocast", titan and not sharded and not split and not cast)
     if run.flag("autocast_attention", "cast") != "cast":
         raise ValueError(f"{run.title}: attention of PyTorch {torch.__version__} casts")
-    torch.set_default_dtype(torch.bfloat16 if cast and not autocast else torch.float32)
+    torch.set_default_dtype(torch.bfloat16 if cast else torch.float32)
     staged = run.flag("pp", 1) > 1
     models = [train_parts(model_of(run), run) for _ in (stages_of(run) if staged else (0,))]
     torch.set_default_dtype(torch.float32)

@@ -225,8 +225,8 @@ class JobFlags(TypedDict, total=False):
     #: Casts of parameters by --fp8: in forward and backward of each microbatch (each), in the first
     #: one of a step, whose copies stay (once), or in the update (stored).
     fp8_weights: Literal["each", "once", "stored"] | None
-    #: Parameters are fp32; products and attention cast their operands to bf16, as torch.autocast
-    #: does.
+    #: Parameters are fp32, unless --param-dtype is given; products and attention cast their
+    #: operands to bf16, as torch.autocast does.
     autocast: bool | None
     #: With --autocast: attention casts its operands as products do, or is an operator that autocast
     #: does not cast for.

@@ -25,8 +25,8 @@ def tensor_parts(
 
     One splits experts, if `ep` takes some ranks of tp. With more ranks than KV heads of some layer,
     one splits these heads and one replicates them; `dcp` splits cached tokens over the latter, or,
-    with latent attention, which has no such heads, over as many ranks as it says. Raises `DiagnosticError` for sizes that do not
-    divide each other.
+    with latent attention, which has no such heads, over as many ranks as it says. Raises
+    `DiagnosticError` for sizes that do not divide each other.
     """
     experts = expert_parts(partial(getattr, options))
     parts: Parts = {EXPERT_PART: experts} if experts > 1 and EXPERTS in symbols else {}
