@@ -25,11 +25,11 @@ EXPERT_WIDTH = "M"
 SHARED_WIDTH = "F_shared"
 #: Feed-forward widths: dense, of dense layers beside experts, of an expert, of shared experts.
 WIDTHS = ("F", "F_dense", EXPERT_WIDTH, SHARED_WIDTH)
-#: The vocabulary, and that of a second table of embeddings.
-VOCABULARY = ("V", "V_own")
+#: The vocabulary.
+VOCABULARY = "V"
 #: The dimensions without a number that tensor parallelism splits: heads, feed-forward widths,
-#: vocabulary.
-_TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", *VOCABULARY)
+#: vocabulary, and that of a second table of embeddings.
+_TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", VOCABULARY, "V_own")
 #: The part of tensor parallelism over which experts are split, if `ep` takes some of its ranks.
 EXPERT_PART = "tpe"
 #: The part of tensor parallelism over which KV heads are replicated, if there are too few.
