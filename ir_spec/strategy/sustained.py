@@ -38,9 +38,13 @@ class SustainedRule(Record):
 
     def on(self, family: str) -> float | None:
         """The share on a device of a family; None if it is not stated."""
-        share = self.products
-        if share is None and family in FAMILIES:
-            share = getattr(self, family)
+        shares = {
+            "ampere": self.ampere,
+            "hopper": self.hopper,
+            "blackwell": self.blackwell,
+            "tpu": self.tpu,
+        }
+        share = self.products if self.products is not None else shares.get(family)
         return None if share is None else float(fraction(share))
 
 
