@@ -67,7 +67,7 @@ class GradientsRule(Record):
         default=1,
         least=1,
         metavar="1|2",
-        needs=("zero",),
+        needs=("zero", "grad_flat"),
     )
     collective: str = flagged(
         "grad_collective",

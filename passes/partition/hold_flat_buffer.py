@@ -74,11 +74,13 @@ class HoldFlatBuffer(Pass):
     def run(self, module: Module) -> None:
         strategy = read_strategy(module)
         rule = strategy.one(GradientsRule)
-        elements = const(rule.flat)
-        if stage_functions(module):
-            if not is_shipped(rule.loc):
-                remark = "'flat' of 'stg.gradients' changes nothing in stages of a pipeline"
-                module.diagnostics.remark(remark, rule.loc)
+        elements, staged = const(rule.flat), bool(stage_functions(module))
+        idle = "'flat' of 'stg.gradients' changes nothing in stages of a pipeline" if staged else ""
+        if not staged and strategy.zero == 3 and rule.flat_buffers > 1:
+            idle = "'flat_buffers' of 'stg.gradients' changes nothing under ZeRO-3"
+        if idle and not is_shipped(rule.loc):
+            module.diagnostics.remark(idle, rule.loc)
+        if staged:
             return
         for func in module.functions:
             trained = [a for a in func.body.args if a.tensor.role == "param"]

@@ -590,6 +590,13 @@ CASES = {
         "%y = stg.dispatch[count = G](%x, %t)",
         "G, B, H/G, D",
     ),
+    "dispatch_weights": Case(
+        "%x: f32[B, H, D | param], %w: f32[B, H, 1 | param], %t: i32[B, H, 1]",
+        "%s = stg.dispatch[count = G](%x, %t)\n"
+        "    %r = stg.dispatch_weights[count = G](%w, %t)\n"
+        "    %y = stg.einsum[\"gbcd,gbc->gbcd\"](%s, %r)",
+        "G, B, H/G, D",
+    ),
     "sort_rows": Case(
         "%x: f32[G, B, H, D | param]",
         "%s = stg.sort_rows(%x)\n    %y = stg.mul(%s, %x)",

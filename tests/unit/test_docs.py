@@ -472,6 +472,7 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
     "stg.route": {"logits": "f32[B, S, E]"},
     "stg.route_grad": {"dw": "f32[B, S, T]", "logits": "f32[B, S, E]"},
     "stg.combine_weights_grad": {"do": "bf16[B, S, D]"},
+    "stg.dispatch_weights_grad": {"dws": "f32[E, B, S*T/E]"},
     "stg.expert_bias": {"b": "bf16[E, D]"},
     "stg.sum": {"dy": "bf16[B, S, F]"},
     "stg.broadcast": {"x": "bf16[F]", "y": "bf16[B, S, F]"},

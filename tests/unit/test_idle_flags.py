@@ -31,7 +31,10 @@ SAME = {
     *(("microbatches", 1), ("chunks", 1), ("pad_vocab", 1), ("collective_order", "copied")),
     ("compute_dtype", "bf16"),
 }
-BY_SIZE = {*("ddp_bucket", "own_casts", "fuse_experts", "shard_padding"), "all_reduce_statistics"}
+BY_SIZE = {
+    *("ddp_bucket", "own_casts", "fuse_experts", "shard_padding", "grad_flat"),
+    "all_reduce_statistics",
+}
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
     *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps"),

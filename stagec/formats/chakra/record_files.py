@@ -194,14 +194,14 @@ def _values(stream: JsonStream) -> Iterator[bytes]:
     for value in stream.values():
         if not is_object(value):
             raise stream.error("expected an object for each record")
-        if first and "schema" in value:
-            raise stream.error("expected a trace, found an answer: 'diff -u A B' compares answers")
         other = next((what for key, what in _OTHERS.items() if first and key in value), None)
         if other is not None:
             raise stream.error(
                 f"expected a Chakra trace, found {other} of PyTorch: chakra_trace_link and "
                 "chakra_converter make one of both"
             )
+        if first and "schema" in value:
+            raise stream.error("expected a trace, found an answer: 'diff -u A B' compares answers")
         try:
             yield record_of_json(value, metadata=first)
         except ValueError as problem:

@@ -28,6 +28,8 @@ def tensor_parts(
     with latent attention, which has no such heads, over as many ranks as it says. Raises
     `DiagnosticError` for sizes that do not divide each other.
     """
+    if options.tp == 1:
+        return {}
     experts = expert_parts(partial(getattr, options))
     parts: Parts = {EXPERT_PART: experts} if experts > 1 and EXPERTS in symbols else {}
     tp, (_, heads) = options.tp, fewest_key_heads(symbols)
