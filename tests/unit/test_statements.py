@@ -60,11 +60,10 @@ BY_KIND: Mapping[str, object] = {
     "parts": (PartText("encoder", "e", "tp=2"), PartText("tower", "t")),
 }
 BESIDE: Mapping[str, Mapping[str, object]] = {
-    "grad_flat_buffers": {"grad_flat": 1000},
     "grad_reduction": {"zero": 3},
     "grad_collective": {"zero": 1},
     "grad_flat": {"zero": 1},
-    "grad_flat_buffers": {"zero": 1},
+    "grad_flat_buffers": {"zero": 1, "grad_flat": 1000},
     "fp8_scaling": {"fp8": "hybrid"},
     "fp8_weights": {"fp8": "hybrid"},
     "weight_block": {"weight_dtype": "int4"},
