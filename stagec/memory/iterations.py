@@ -169,7 +169,7 @@ def gathers_behind(steps: Iterable[Operation | LayerStack]) -> Sequence[Operatio
 def saved_first(op: Operation, refs: Sequence[Ref]) -> list[Ref]:
     """The values that the first iteration leaves on the stacks. A value that backward uses only for
     the gradient of the input of that iteration is left out (None) where that gradient is not
-    used. Gathered parameters are there whoever uses them."""
+    used. Gathered parameters are always there."""
     left, carry = list(refs), op.integer("carry", 1)
     for k, result in enumerate(op.results[carry:]):
         if is_gathered(op.body.terminator.operands[carry + k]):

@@ -205,8 +205,9 @@ def test_no_split_is_passed_through_that_does_not_surely_divide() -> None:
 def test_a_way_depends_on_the_sizes_that_decide_which_splits_divide() -> None:
     have, want = Placement((("x", "y"), ()), ()), Placement(((), ("x",)))
     mesh, n = {"x": 2, "y": 2}, symbol("N")
-    plans = Resharding(mesh, lambda axes, d: Divides(const(prod(mesh[a] for a in axes)), n), mesh)
-    way = plans._way(have.type, want.splits, ())
+    known = {**mesh, "N": 8}
+    plans = Resharding(mesh, lambda axes, d: Divides(const(prod(mesh[a] for a in axes)), n), known)
+    way = plans.find(have.type, want.splits).way
     steps = [[shown(s) for s in way({**mesh, "N": size})] for size in (8, 6, 8)]
     assert steps[0] == steps[2] == ["all_to_all x,y @0>1", "all_gather y @1"]
     assert steps[1] == ["all_gather y @0", "all_to_all x @0>1"]
