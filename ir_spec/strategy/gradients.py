@@ -66,6 +66,7 @@ class GradientsRule(Record):
         kind="int",
         default=1,
         least=1,
+        most=2,
         metavar="1|2",
         needs=("zero", "grad_flat"),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from stagec.ir_spec.strategy.axes import expert_parts, whole_experts
+from stagec.ir_spec.strategy.axes import EXPERTS, expert_parts, whole_experts
 from stagec.ir_spec.strategy.flag_values import FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
@@ -31,6 +31,7 @@ class MoeRule(Record):
             "per node and there once per rank (deepep); or ranks gather all tokens and add the "
             "results of their own experts (gather).",
             default="all-to-all",
+            needs=("ep",),
         ),
     )
     payload: str = flagged(
@@ -39,12 +40,14 @@ class MoeRule(Record):
         "their own type, cast on arrival (tokens).",
         choices=("products", "tokens"),
         software=True,
+        needs=("ep",),
     )
     sort: bool = flagged(
         "moe_sort",
         "Copy rows from an all-to-all into the order of their experts, and results back into the "
         "order of the ranks.",
         software=True,
+        needs=("ep",),
     )
     weights: str = flagged(
         "moe_weights",
@@ -53,6 +56,7 @@ class MoeRule(Record):
         "(activation).",
         choices=("results", "activation"),
         software=True,
+        needs=(EXPERTS,),
     )
     inputs: str = flagged(
         "moe_inputs",
@@ -60,11 +64,13 @@ class MoeRule(Record):
         "says (regather), or save them (save-gathered).",
         choices=("regather", "save_gathered"),
         software=True,
+        needs=(EXPERTS, "sp"),
     )
     two_batches: bool = flagged(
         "two_batch_overlap",
         "With --serve: two half batches, one of which computes while the tokens of the other "
         "travel to experts and back.",
+        needs=("ep",),
     )
 
 
@@ -116,7 +122,7 @@ class MoeOp(Statement):
 
     name, record = "stg.moe", MoeRule
     section = Section.EXPERTS
-    rare, needs = True, ("ep",)
+    rare = True
     example = "stg.moe[dispatch = deepep]"
 
     def problems(self, request: FlagValues) -> Problems:

@@ -97,7 +97,8 @@ class HoldFlatBuffer(Pass):
             once = known and evaluate(whole, module.env) <= rule.flat
             copies = rule.flat_buffers > 1 or strategy.zero == 2
             buffers = [type_] * rule.flat_buffers
-            _hold(module, func, buffers, copy if copies else None, once=once)
+            each = strategy.zero == 2  # in each microbatch
+            _hold(module, func, buffers, copy if copies else None, each=each, once=once)
 
 
 def _flat(dtype: str, elements: Expr) -> TensorType:
@@ -110,13 +111,14 @@ def _hold(
     buffers: list[TensorType],
     copy: TensorType | None,
     *,
+    each: bool,
     once: bool,
 ) -> None:
     """Add tensors that exist from the first gradient of a parameter, whose hook makes them
-    (`process_gradients`), in place: with a copy in each microbatch, else to the end of all. With
-    `once` the copy is made when all gradients are there."""
+    (`process_gradients`), in place: in `each` microbatch, or to the end of all. With `once` the
+    copy is made when all gradients are there."""
     steps = accumulation(func)
-    region = func.body if steps is None or copy is None else steps.body
+    region = steps.body if each and steps is not None else func.body
     ops = [op for op in func.body.walk() if op.phase == "backward"]
     back = [enclosing(op, region) for op in ops]
     first, last = (each(back, key=Operation.position) for each in (min, max))

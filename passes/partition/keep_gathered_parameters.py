@@ -8,6 +8,7 @@ reshard_after_forward, unless the strategy states `reshard = never` or `last`. O
 from collections.abc import Iterator
 
 from stagec.api import (
+    Expr,
     Module,
     Operation,
     Pass,
@@ -167,14 +168,21 @@ def keep_parameters(module: Module, policy: str, reuse: int = 0) -> None:
 
 def _used_soon(module: Module, forward: Operation, reuse: int) -> int | None:
     """The number of last layers whose parameters backward uses before `reuse` elements of others
-    have been used; None for all layers."""
-    layer = total(g.result.tensor.local_elements for g in gathers_of(forward.body))
-    count = forward.expr("count")
-    if not (layer.symbols | count.symbols) <= module.env.keys():
+    have been used, those of the repeats behind among them; None for all layers."""
+    repeats = repeats_in(forward.parent, "forward") if forward.parent is not None else [forward]
+    behind = repeats[repeats.index(forward) + 1 :] if forward in repeats else []
+    layer, count = _gathered(forward), forward.expr("count")
+    others = total(_gathered(each) * each.expr("count") for each in behind)
+    if not (layer.symbols | count.symbols | others.symbols) <= module.env.keys():
         return 0
-    size, layers = evaluate(layer, module.env), evaluate(count, module.env)
-    soon = -(-reuse // (2 * size)) if size else layers
+    size, layers, more = (evaluate(n, module.env) for n in (layer, count, others))
+    soon = max(0, -(-(reuse - 2 * more) // (2 * size))) if size else layers
     return soon if soon < layers else None
+
+
+def _gathered(repeat: Operation) -> Expr:
+    """The elements that an iteration gathers."""
+    return total(g.result.tensor.local_elements for g in gathers_of(repeat.body))
 
 
 def keep_parts(module: Module, within: Axes) -> None:

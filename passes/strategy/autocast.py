@@ -149,7 +149,7 @@ def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
     without products in fp32."""
     caster = _Caster(module, rule, once=once)
     caster.region(module.main.body)
-    if not caster.products:
+    if not caster.casts:
         remark = "'stg.autocast' changes nothing: the model has no product in fp32"
         module.diagnostics.remark(remark, rule.loc)
 
@@ -176,7 +176,11 @@ class _Caster:
             if isinstance(op.definition, PartOf):
                 self._parts.update((part, op) for v in op.operands if (part := _product_of(v)))
         self._together: dict[tuple[Operation, Value], Value] = {}
-        self.products = 0
+
+    @property
+    def casts(self) -> bool:
+        """Whether a cast was inserted."""
+        return bool(self._cached)
 
     def region(self, region: Region) -> None:
         """Cast the operands of the ops of a region, and of those inside."""
@@ -241,7 +245,6 @@ class _Caster:
         scaled.replace_with(made)
 
     def _product(self, op: Operation) -> None:
-        self.products += any(v.tensor.dtype == WIDE for v in op.operands)
         alone = self._once or not isinstance(op.definition, Einsum)
         packed = {} if alone or is_joined(op) else _packed(op)
         if op in self._adapters:

@@ -594,7 +594,7 @@ CASES = {
         "%x: f32[B, H, D | param], %w: f32[B, H, 1 | param], %t: i32[B, H, 1]",
         "%s = stg.dispatch[count = G](%x, %t)\n"
         "    %r = stg.dispatch_weights[count = G](%w, %t)\n"
-        "    %y = stg.einsum[\"gbcd,gbc->gbcd\"](%s, %r)",
+        '    %y = stg.einsum["gbcd,gbc->gbcd"](%s, %r)',
         "G, B, H/G, D",
     ),
     "sort_rows": Case(

@@ -112,7 +112,7 @@ def test_the_graph_of_the_feeder_is_read(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ('{"version": "1"} [1]', "expected an object for each record"),
-        ('{"schema": 1, "model": "gpt2"}', "found an answer: 'diff -u A B' compares answers"),
+        ('{"schema": 1, "model": "gpt2"}', "found an answer of --json, as 'diff -u' compares"),
         ('{"version": 7}', "expected the metadata of a trace"),
         ('{"version": "1"} {"id": -1}', "expected a Chakra node"),
         ('{"version": "1"} {"attr": [{"name": "x", "int64Val": "y"}]}', "expected a Chakra node"),

@@ -121,6 +121,12 @@ class JobFlags(TypedDict, total=False):
     #: The share of the speed of products that grouped products of experts sustain, such as 1/2
     #: (default: all of it).
     sustained_experts: float | str | None
+    #: Results of experts are multiplied by the weights of tokens where they are added up (results),
+    #: or their gated activations are, by weights that are sent with the tokens (activation).
+    moe_weights: Literal["results", "activation"] | None
+    #: Gather rows of experts that tensor-parallel ranks split again in backward as --tp-inputs says
+    #: (regather), or save them (save-gathered).
+    moe_inputs: Literal["regather", "save-gathered"] | None
     #: With --serve: this many copies of popular experts, in addition to the model's experts.
     redundant_experts: int | None
     #: Element type of the weights of routers and of the products with them (given: as the model has
@@ -434,12 +440,6 @@ class JobFlags(TypedDict, total=False):
     #: Copy rows from an all-to-all into the order of their experts, and results back into the order
     #: of the ranks.
     moe_sort: bool | None
-    #: Results of experts are multiplied by the weights of tokens where they are added up (results),
-    #: or their gated activations are, by weights that are sent with the tokens (activation).
-    moe_weights: Literal["results", "activation"] | None
-    #: Gather rows of experts that tensor-parallel ranks split again in backward as --tp-inputs says
-    #: (regather), or save them (save-gathered).
-    moe_inputs: Literal["regather", "save-gathered"] | None
     #: With --serve: two half batches, one of which computes while the tokens of the other travel to
     #: experts and back.
     two_batch_overlap: bool | None
