@@ -14,6 +14,8 @@ from stagec.time.streams import BUBBLE, SCHEDULER
 WAITING: Final = "stages that wait"
 _GOLDEN: Final = (5**0.5 - 1) / 2
 _STEPS: Final = 1000
+#: The least share of steps with prompts that these show; below it each makes stages wait alone.
+_LEAST_SHARE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,9 @@ def uneven_seconds(plain: float, mixed: float, share: float, stages: int) -> flo
     """
     if stages == 1 or not 0 < share < 1:
         return plain + share * (mixed - plain)
+    if share < _LEAST_SHARE:
+        least = uneven_seconds(plain, mixed, _LEAST_SHARE, stages)
+        return plain + share / _LEAST_SHARE * (least - plain)
     begins, before, place = deque([0.0] * stages), [0.0] * stages, 0.0
     for _ in range(_STEPS):
         place = (place + _GOLDEN) % 1
@@ -145,7 +150,8 @@ def uneven_seconds(plain: float, mixed: float, share: float, stages: int) -> flo
         for stage, free in enumerate(before):
             end = before[stage] = max(end, free) + seconds
         begins.append(end)
-    return stages * before[-1] / (_STEPS + stages - 1)  # the last stage begins so much later
+    mean = stages * before[-1] / (_STEPS + stages - 1)  # the last stage begins so much later
+    return max(mean, plain + share * (mixed - plain))
 
 
 def chunked(

@@ -206,9 +206,15 @@ class JobBuilder:
         return self.options.explicit | {f.name for f in flags}
 
     def _parts_of_tp(self, module: Module) -> Parts:
-        """The axes that replace `tp`; none if a mesh or a strategy is stated."""
+        """The axes that replace `tp`; none if a mesh or a strategy is stated. Raises
+        `DiagnosticError` for `--dcp` then."""
         texts = self.options.strategy or self._preset or module.ops("stg.strategy")
         if self.options.mesh is not None or texts:
+            if self.options.dcp > 1:
+                raise error(
+                    "--dcp divides the ranks of --tp, found a mesh or a strategy that states them",
+                    remedy="give --tp alone, or state 'stg.split[past, over = AXES]'",
+                )
             return {}
         return tensor_parts(self.options, module.symbols, self.session.report)
 

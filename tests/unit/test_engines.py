@@ -503,7 +503,7 @@ def test_steady_prompts_share_steps_with_sequences_that_decode() -> None:
 def test_steps_of_unlike_seconds_wait_on_stages(stages: int) -> None:
     """Between the mean of their seconds, which one stage has, and those of the longest; and none
     wait if all are alike."""
-    shares = [n / 16 for n in range(17)]
+    shares = [0, 0.0003, 0.002, 0.0199, *(n / 16 for n in range(1, 17))]
     means = [uneven_seconds(1.0, 3.0, share, stages) for share in shares]
     assert means == sorted(means)
     for share, mean in zip(shares, means, strict=True):
@@ -511,7 +511,7 @@ def test_steps_of_unlike_seconds_wait_on_stages(stages: int) -> None:
         assert least - 1e-3 <= mean <= 3 + 1e-9
         if stages == 1 or share in (0, 1):
             assert mean == least
-        elif share <= 0.5:
+        elif 1 / 16 <= share <= 0.5:
             assert mean > 1.1 * least
     assert uneven_seconds(2.0, 2.0, 0.3, stages) == pytest.approx(2)
 

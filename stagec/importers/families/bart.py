@@ -20,7 +20,7 @@ class Sides:
     all layers; embeddings are normed if `embed_norm`. Positions are learned, a `fixed` sinusoid of
     each side, which is no weight that trains, or `constant`: no parameter. The first `before` of
     them are not used. `sizes` are the defaults of the layers of a side, D, F, H, V and the
-    positions."""
+    positions; a decoder may have other `decoder_layers`."""
 
     pre: bool = False
     embed_norm: bool = True
@@ -29,6 +29,7 @@ class Sides:
     activation: str = "gelu"
     scaled: bool = False
     sizes: Sequence[int] = (12, 1024, 4096, 16, 50265, 1024)
+    decoder_layers: int | None = None
 
 
 def _read_bart(config: Config, kind: Sides) -> ModelText:
@@ -37,7 +38,8 @@ def _read_bart(config: Config, kind: Sides) -> ModelText:
     text, longest = begin(config, length)
     text.symbol("T", min(longest, 4096), "tokens of a target")
     text.sequences = ("S", "T")
-    _read_sides(config, text, layers=layers, inner=inner, heads=heads, width=width)
+    both = layers, kind.decoder_layers or layers
+    _read_sides(config, text, layers=both, inner=inner, heads=heads, width=width)
     read_size(config, text, "V", "vocab_size", default=vocab)
     text.symbol("P", longest + kind.before, "positions")
     config.fixed(normalize_before=kind.pre, add_final_layer_norm=kind.pre)
@@ -103,7 +105,8 @@ def read_mvp(config: Config) -> ModelText:
 def read_blenderbot(config: Config) -> ModelText:
     """Blenderbot (arXiv 2004.13637): norms before the parts, none of the embeddings."""
     sizes = (2, 2560, 10240, 32, 8008, 128)
-    return _read_bart(config, Sides(pre=True, embed_norm=False, before=0, sizes=sizes))
+    kind = Sides(pre=True, embed_norm=False, before=0, sizes=sizes, decoder_layers=24)
+    return _read_bart(config, kind)
 
 
 @reads("Pegasus", "pegasus", features="fixed positions")
@@ -142,7 +145,7 @@ def _side(body: Body, kind: Sides, table: str, names: tuple[str, str, str], scal
 
 
 def _read_sides(
-    config: Config, text: ModelText, *, layers: int, inner: int, heads: int, width: int
+    config: Config, text: ModelText, *, layers: tuple[int, int], inner: int, heads: int, width: int
 ) -> None:
     """Declare the sizes of an encoder and a decoder with equal heads and inner widths."""
     read_size(config, text, "D", "d_model", default=width)
@@ -150,8 +153,8 @@ def _read_sides(
     config.only("decoder_attention_heads", text.value("H"), why="differs")
     read_size(config, text, "F", "encoder_ffn_dim", default=inner)
     config.only("decoder_ffn_dim", text.value("F"), why="differs")
-    text.symbol("L", config.layers("encoder_layers", default=layers), "encoder_layers")
-    text.symbol("L_dec", config.layers("decoder_layers", default=layers), "decoder_layers")
+    text.symbol("L", config.layers("encoder_layers", default=layers[0]), "encoder_layers")
+    text.symbol("L_dec", config.layers("decoder_layers", default=layers[1]), "decoder_layers")
     config.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers")
 
 
@@ -170,7 +173,7 @@ def read_whisper(config: Config) -> ModelText:
     text.assume("P >= T")
     text.assume("P_enc >= S")
     read_size(config, text, "M", "num_mel_bins", default=80)
-    _read_sides(config, text, layers=6, inner=1536, heads=6, width=384)
+    _read_sides(config, text, layers=(6, 6), inner=1536, heads=6, width=384)
     read_size(config, text, "V", "vocab_size", default=51865)
     config.fixed(scale_embedding=False, tie_word_embeddings=True, is_encoder_decoder=True)
     for key in ("apply_spec_augment", "use_weighted_layer_sum"):
