@@ -94,8 +94,8 @@ def _served(args: Sequence[Value], one: Expr, caches: Expr) -> ServedBytes:
 
 
 def _of_one(cache: Value, tokens: Expr) -> Expr:
-    """The bytes of one more token of one sequence on a rank, on average over ranks that split the
-    tokens, rounded up."""
+    """Bytes per rank of one more token of one sequence, rounded up; the mean over ranks that split
+    the tokens."""
     more = _bytes(cache, tokens + 1, one=True) - _bytes(cache, tokens, one=True)
     along = rows_of(cache)
     axes = cache.tensor.dims[along.dim].axes if along is not None else ()

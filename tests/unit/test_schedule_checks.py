@@ -85,7 +85,7 @@ def posted(rank: int, rows: Actions, at: Placement) -> Iterator[tuple[Message, A
 
 
 def sends(rank: int, row: RankActions, at: Placement) -> Iterator[Message]:
-    """The sends of a rank, in the order in which it issues them, after its actions."""
+    """The sends that a rank issues, in order, after its actions."""
     end = 0
     for step in steps(row):
         end += len(step)
