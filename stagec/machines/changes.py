@@ -163,7 +163,9 @@ def _replaced(path: str, value: float | str, old: Any, form: _Form) -> Any:
     try:
         number = _number(value) if form.kind is None else quantity(form.kind, value)
     except ValueError as e:
-        raise error(f"machine figure '{path}': {e}", remedy="give a figure with its unit") from None
+        both = ", and both ends of a range the same one" if ".." in value else ""
+        remedy = f"give a figure with its unit{both}"
+        raise error(f"machine figure '{path}': {e}", remedy=remedy) from None
     if isinstance(old, int) and form.kind is None and number % 1:
         raise error(f"machine figure '{path}' cannot be {value}", remedy="give a whole number")
     return _checked(path, float(number), old, form)

@@ -277,3 +277,9 @@ def test_levers_and_sweeps_change_what_was_measured_as_models_say(tmp_path: Path
         ran = stagec(*job, "--sweep", f"machine.{figure}=x1,x2")
         rows = [row["time"]["step_seconds"] for row in json.loads(ran.out)]
         assert rows == [actual["step_seconds"], step[lever]]
+
+
+def test_ends_of_a_range_in_unlike_units_are_refused() -> None:
+    swept = "machine.network.infiniband.bandwidth=25GB/s..400Gb/s"
+    done = stagec("time", "llama3-8b", "--machine", "h100-sxm", "--sweep", swept)
+    assert (done.code, "both ends of a range the same one" in done.err) == (1, True)
