@@ -54,13 +54,15 @@ def test_large_kernels_do_not_depend_on_how_many_processors_share_a_peak(kernel:
     [
         *(("rtx-4090", n, t) for n, t in ((1024, 126.8), (4096, 151.5), (8192, 160.2))),
         *(("rtx-4090", 10240, 158.5), ("a10g", 1024, 47.9), ("a10g", 4096, 62.5)),
-        *(("a10g", 8192, 66.6), ("a10g", 10240, 69.5)),
+        *(("a10g", 8192, 66.6), ("a10g", 10240, 69.5), ("rtx-3090", 10240, 76.5)),
+        *(("rtx-pro-6000", 10240, 418), ("a6000", 10240, 123.3)),
     ],
 )
 def test_products_with_default_tiles_are_near_those_measured(
     machine: str, n: int, measured: float
 ) -> None:
-    """TFLOP/s of bf16: zzc0721/torch-performance-test-data, issues 78 and 126."""
+    """TFLOP/s of bf16: zzc0721/torch-performance-test-data, issues 78 and 126, database.md (the
+    best of several sizes)."""
     seconds = kernel_seconds(load_machine(machine), [product(n, n, n)])[0]
     assert 2 * n**3 / seconds / 1e12 == pytest.approx(measured, rel=0.12)
 
