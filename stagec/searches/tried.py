@@ -26,6 +26,8 @@ from stagec.searches.table import command_of, strategy_of
 
 #: Flags that follow from others: data parallelism from ranks, microbatches from their size.
 _FOLLOW = ("dp", "microbatches")
+#: A job is better from this share of the objective of the best on, not by less than a table shows.
+_BETTER = 0.999
 
 
 class _Trial(NamedTuple):
@@ -151,7 +153,7 @@ def _evaluated(
     results = sorted(run(tasks), key=itemgetter(0))
     for number, result in results:  # in a fixed order, whichever was done first
         value = question.value(result) if isinstance(result, Evaluated) else None
-        if isinstance(result, Evaluated) and value is not None and value < best.value:
+        if isinstance(result, Evaluated) and value is not None and value <= _BETTER * best.value:
             yield value / best.value, trials[number], result
 
 
