@@ -125,13 +125,21 @@ class Job:
             symbols, most = _on("symbolic", symbolic), _limit(limit)
             return analyze(self._options, session, symbolic=symbols, machine=on, limit=most)
 
-    def memory(self, *, limit: Any = None, fit: str | None = None) -> MemoryPlan:
+    def memory(
+        self, *, limit: Any = None, fit: str | None = None, advise: bool = False
+    ) -> MemoryPlan:
         """What a rank of each class holds at its peak, in bytes; whether it fits a size or a device
-        (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. Raises
-        `DiagnosticError`."""
+        (`limit`); with `fit` (`best-fit`, `caching`) all buffers are placed. With `advise` a job
+        that does not fit has `advice`, changes with which it does. Raises `DiagnosticError`."""
         with asked() as session, seldom_collected():
             kind = None if fit is None else _read("fit", FIT, fit)
-            return memory(self._options, session, fit=kind, limit=_limit(limit))
+            most, search = _limit(limit), _on("advise", advise)
+            plan = memory(self._options, session, fit=kind, limit=most)
+            if search and most is not None:
+                from stagec.searches.advice.suggestions import advised
+
+                plan = advised(plan, most, session)
+            return plan
 
     def time(
         self,

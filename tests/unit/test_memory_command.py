@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stagec import job as job_of
 from stagec.analysis.footprint import timelines, worst_moments
 from stagec.ir.expr import evaluate
 from stagec.ir.module import Module
@@ -140,6 +141,28 @@ def test_a_limit_that_does_not_hold_says_what_would_fit(monkeypatch: pytest.Monk
         assert bytes_text(max(c["peak"] for c in classes)) == peak
         assert sum(c["ranks"] for c in classes) == 4
     assert re.search(r"^\d+ of [\d,]+ combinations of up to 3 changes were compiled", ran.err, re.M)
+
+
+@LONG
+def test_advice_is_data_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has the commands and the peaks that a terminal shows, and Python the same; the job that
+    a suggestion describes has the figures that it states."""
+    monkeypatch.setattr(suggestions, "BUDGET", 8)
+    job = *SMALL[:3], "--dp", "2", "--tp", "2", "--limit", "12GB"
+    ran = stagec("memory", *job, "--advise", "--json")
+    advice = json.loads(ran.out)["advice"]
+    shown = re.findall(r"^\[\d\] (.*)$", ran.err, re.M)
+    assert [each["command"] for each in advice["suggestions"]] == shown
+    assert (ran.code, advice["tried"]) == (1, 8)
+    assert advice["smallest"]["peak"] <= min(each["peak"] for each in advice["suggestions"])
+    assert "advice" not in json.loads(stagec("memory", *job, "--json").out)
+    of = job_of("llama3-8b", sizes={"L": 4}, dp=2, tp=2)
+    assert of.memory(limit="12GB", advise=True).advice == advice
+    before, best = (
+        sum(json.loads(stagec("analyze", *words, "--json").out)["classes"][0]["flops"].values())
+        for words in (job[:-2], shlex.split(shown[0])[2:-2])
+    )
+    assert best - before == advice["suggestions"][0]["more_flops"]
 
 
 @LONG

@@ -56,6 +56,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "time of parts": ("time", *WHISPER, *PART, *H100),
     "memory": ("memory", *JOB, "--tp", "2"),
     "memory of stages": ("memory", *JOB, "--pp", "2", "--limit", "80GiB", "--fit", "caching"),
+    "memory with advice": ("memory", *JOB, "--dp", "2", "--limit", "20MB", "--advise"),
     "memory on hosts": ("memory", *JOB, "--dp", "2", "--offload", "optimizer"),
     "memory of pods": ("memory", *SERVER, *PODS, "--batch", "4"),
     "memory of two models": (

@@ -77,6 +77,11 @@ class MemoryPlan(Report):
         data = next(data for data in self._each.values() if self.worst in data["classes"])
         return data["fit"]["room"] if "fit" in data else None
 
+    @property
+    def advice(self) -> Mapping[str, Any] | None:
+        """Changes with which a job fits, if they were asked for and it does not."""
+        return self.data.get("advice")
+
     def as_json(self) -> dict[str, Any]:
         return dict(self.data)
 

@@ -66,27 +66,29 @@ def _planned(options: JobOptions, given: Mapping[str, Any]) -> int:
     """Plan, draw and show a job; the exit code is 1 if it does not fit."""
     plan = memory(options, the_session(), fit=given["fit"], limit=given["limit"])
     each = plan.pods
-    if form_of(given) in ("json", "csv") or given["output"]:
+    if (data := form_of(given) in ("json", "csv")) or given["output"]:
         for pod, one in each.items():
             _print_verdict(f"{pod}/" if pod else "", one)
     builders = {pod: planned() for pod, planned in plan.planned.items()}
     drawing = draw(
         builders, {pod: one.data for pod, one in each.items()}, options, given, the_session()
     )
-    show(replace(plan, drawing=drawing), given)
-    if plan.fits is not False:
-        return 0
-    for pod, one in each.items():
-        if not one.fits:
-            _print_reasons(f"{pod}: " if pod else "", one.worst)
-    if given["advise"]:
-        from stagec.searches.advice.suggestions import suggest
+    plan = replace(plan, drawing=drawing)
+    if not data:  # people read it while the search runs
+        show(plan, given)
+    if plan.fits is False:
+        for pod, one in each.items():
+            if not one.fits:
+                _print_reasons(f"{pod}: " if pod else "", one.worst)
+        if given["advise"]:
+            from stagec.searches.advice.suggestions import advised
 
-        first, *_ = builders.values()
-        suggest(first, options, given["limit"], the_session())
-    else:
-        log("--advise looks for flags with which it fits")
-    return 1
+            plan = advised(plan, given["limit"], the_session())
+        else:
+            log("--advise looks for flags with which it fits")
+    if data:
+        show(plan, given)
+    return 1 if plan.fits is False else 0
 
 
 def _print_verdict(of: str, plan: MemoryPlan) -> None:

@@ -1,14 +1,15 @@
-"""Suggestions for a job that does not fit, printed on stderr: runs the search of `advice` with
-worker processes that compile, and prints its answer."""
+"""Suggestions for a job that does not fit: runs the search of `advice` with worker processes that
+compile, prints what it tried on stderr, and returns its answer as JSON."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stagec.analysis.figures import Figures
+from stagec.answers.memory.answer import MemoryPlan
 from stagec.ir.module import BATCH
 from stagec.ir.serving_step import MIXED
-from stagec.jobs.builder import JobBuilder
 from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.combine import complete
@@ -32,13 +33,17 @@ _SILENT: Mapping[str, Any] = {
 }
 
 
-def suggest(builder: JobBuilder, options: JobOptions, limit: Limit, session: Session) -> None:
-    """Print changes with which a job fits a limit, and their commands; `builder` is that of its
-    first pod. The flags that change are those of the job, which hold for all pods without flags of
-    their own. Raises `DiagnosticError` if the job cannot be lowered."""
+def advised(plan: MemoryPlan, limit: Limit, session: Session) -> MemoryPlan:
+    """The plan of a job; if it does not fit the limit, with `advice`: changes with which it fits,
+    which are printed with their commands. The flags that change are those of the job, which hold
+    for all pods without flags of their own. Raises `DiagnosticError` if the job cannot be
+    lowered."""
+    if plan.fits is not False:
+        return plan
+    options, builder = plan.options, next(iter(plan.planned.values()))()
     if builder.from_texts:
         session.log("the strategy is a text, which flags do not change: edit the text")
-        return
+        return plan
     sizes = {n: v for n, v in builder.module.symbols.items() if v is not None}
     options = options if has_pods(options) else builder.options
     options = complete(options).changed(ranks=None, **_SILENT)
@@ -53,6 +58,14 @@ def suggest(builder: JobBuilder, options: JobOptions, limit: Limit, session: Ses
         evaluate = _compiler(progress)
         advice = advise(options, before, sizes, limit.room, evaluate, budget=BUDGET)
     _log(advice, limit, session)
+    more = {
+        "tried": advice.tried,
+        "count": advice.count,
+        "left": advice.left,
+        "smallest": _as_json(advice.smallest, before, limit),
+        "suggestions": [_as_json(each, before, limit) for each in advice.suggestions],
+    }
+    return replace(plan, data={**plan.data, "advice": more})
 
 
 def _compiler(
@@ -98,6 +111,20 @@ def _log(advice: Advice, limit: Limit, session: Session) -> None:
         f"{advice.tried} of {advice.count:,} combinations of up to {MOST_CHANGES} changes were "
         f"compiled, {_left(advice)}"
     )
+
+
+def _as_json(each: Suggestion, before: Figures, limit: Limit) -> dict[str, Any]:
+    """The changes of a suggestion, its peak, and what it adds to a step."""
+    figures = each.figures
+    return {
+        "changes": {change.knob: change.value for change in each.changes},
+        "command": command_of(each.options, limit),
+        "peak": figures.peak,
+        "more_sent": figures.sent - before.sent,
+        "more_copied": figures.copied - before.copied,
+        "more_flops": figures.flops - before.flops,
+        "bubble": float(figures.idle),
+    }
 
 
 def _left(advice: Advice) -> str:
