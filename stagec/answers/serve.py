@@ -178,6 +178,7 @@ def _served(
         handover=transfer,
         points=rows,
         best=_best(rows, given["ttft"], given["tpot"]),
+        limits={n: given[n] for n in ("ttft", "tpot") if given[n] is not None},
         errors=stack_errors(steps[DECODE].stack, timer.machine),
         costed_by=timer.measured_counts(session),
     )

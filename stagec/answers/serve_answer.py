@@ -57,7 +57,8 @@ class ServedBatch:
 class ServeAnswer(Report):
     """A server over batches: one pod, or one that prefills and one that decodes, with `prompt` and
     `output` tokens per request. `best` has the highest throughput per rank within the limits; None
-    if no batch is within them. `errors` has the prediction intervals of its stack. `costed_by`,
+    if no batch is within them. `limits` has those that were given, `ttft` and `tpot`, in seconds.
+    `errors` has the prediction intervals of its stack. `costed_by`,
     which JSON calls `found`, counts the kernels and collectives of all steps by the source of
     their times; it is empty without measurements. `command` is the command line."""
 
@@ -71,6 +72,7 @@ class ServeAnswer(Report):
     handover: TransferTime | None
     points: Sequence[ServedBatch]
     best: ServedBatch | None
+    limits: Mapping[str, float]
     errors: StackErrors | None
     costed_by: Mapping[str, int]
     command: str = ""
@@ -151,11 +153,12 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
     out.print(rows)
     if best is None:
         fits = any(row.fits for row in answer.points)
-        out.print("no batch is within the limits" if fits else "no batch fits")
+        out.print(f"no batch is{limits_text(answer.limits)}" if fits else "no batch fits")
     else:
         r = best.rates
         out.print(
-            f"highest throughput per rank: batch {r.batch:,}, {r.per_rank:,.1f} tokens/s per rank, "
+            f"highest throughput per rank{limits_text(answer.limits)}: batch {r.batch:,}, "
+            f"{r.per_rank:,.1f} tokens/s per rank, "
             f"TTFT {seconds_text(r.ttft)}, TPOT {seconds_text(r.tpot)}; {fit_text(best.fit)}"
         )
     if costed := costed_text(answer.costed_by):
@@ -163,6 +166,13 @@ def _print(answer: ServeAnswer, stream: TextIO) -> None:
     if answer.errors is not None:
         for kind in (TTFT, TPOT):
             out.print(_interval_text(answer.errors, kind))
+
+
+def limits_text(limits: Mapping[str, float | None]) -> str:
+    """` within TTFT 500.00 ms, TPOT 30.00 ms`; empty without limits."""
+    given = (f"{n.upper()} {seconds_text(t)}" for n, t in limits.items() if t is not None)
+    text = ", ".join(given)
+    return f" within {text}" if text else ""
 
 
 def _interval_text(errors: StackErrors, kind: str) -> str:

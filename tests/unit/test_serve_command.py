@@ -128,6 +128,14 @@ def run(*more: str, model: str = "llama3-8b", machine: str = "h100-sxm") -> Outc
     return stagec("serve", model, *words, *more)
 
 
+@pytest.mark.parametrize(("number", "text"), [("0.012", "12.00 ms"), ("30", "30.000 s")])
+def test_a_limit_without_a_unit_is_in_seconds(number: str, text: str) -> None:
+    """As in Python; the answer states it with its unit."""
+    bare = run("--set", "L=1", "--batches", "1", "--tpot", number, "--ttft", "500ms")
+    assert f"highest throughput per rank within TTFT 500.00 ms, TPOT {text}: " in bare.out
+    assert bare.out == run("--set", "L=1", "--batches", "1", "--tpot", text, "--ttft", "0.5").out
+
+
 def test_no_step_is_faster_than_its_bytes() -> None:
     """Decode reads the weights and the caches; an estimate is above that, and below three times."""
     actual = served("--batches", "1,16..64")
@@ -420,15 +428,15 @@ def test_an_encoder_runs_with_the_first_chunk() -> None:
         (("--draft", "llama3-8b"), "needs --speculative"),
         (("--serve", "decode"), "is one step"),
         (("--batch", "4"), "takes --batches"),
-        (("--tpot", "30"), "expects a time such as 30ms"),
+        (("--tpot", "30 m"), "expects a time such as 30ms"),
         (("--batches", "0"), "expects batches such as"),
         (("--batches", "9" * 5000), "expects batches such as"),
         (("--tp", "3"), ""),
         (("--measured", "none.csv"), "none.csv: No such file"),
-        (("--kernels-from", "vidur"), "is not 'aiconfigurator'"),
+        (("--kernels-from", "vidur"), "is not one of 'aiconfigurator'"),
         (("--set", "D=65536,F=229376"), "no batch fits: a batch of 1 needs"),
         # h100-500w has 96 GiB too, but slower memory
-        (("--set", "L=200,F=16000"), "or give --machine h200"),
+        (("--set", "L=200,F=16000"), "or give --machine gh200"),
     ],
 )
 def test_what_is_wrong_is_reported(words: tuple[str, ...], says: str) -> None:

@@ -358,13 +358,13 @@ class SizesType(Kind[dict[str, int | None]]):
         return self.read(text_of(given))
 
 
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|min|h)")
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(us|ms|s|min|h)?")
 _SECONDS = Number(0, above=True)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 class TimeType(Kind[float]):
-    """`500ms`, `0.5s`, with `zero` also `0s`, as seconds."""
+    """`500ms`, `0.5s` or `0.5`, with `zero` also `0s`, as seconds."""
 
     name = "TIME"
 
@@ -376,7 +376,7 @@ class TimeType(Kind[float]):
         match = _TIME.fullmatch(text.strip())
         if match is None or (float(match[1]) == 0 and not self._zero):
             raise ValueError(f"expects a time such as 30ms or 0.5s, found '{text}'")
-        return float(match[1]) * _UNITS[match[2]]
+        return float(match[1]) * _UNITS[match[2] or "s"]
 
     def of(self, given: Any) -> float:
         """The seconds of a text, or of a number of them."""

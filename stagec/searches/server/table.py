@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from stagec.answers.serve_answer import limits_text
 from stagec.answers.time.table import costed_text, seconds_text
 from stagec.output.tables import bytes_text, console, table
 from stagec.searches.server.servers import AGGREGATED
@@ -20,7 +21,8 @@ def print_servers(answer: Mapping[str, Any], stream: TextIO) -> None:
         f"{answer['timed']:,} fit, "
         f"{counted(format(answer['servers'], ','), 'server')} of prompts of "
         f"{answer['prompt']:,} tokens, "
-        f"{answer['output']:,} tokens come out; {answer['seconds']:.1f} s"
+        f"{answer['output']:,} tokens come out{limits_text(answer['limits'])}; "
+        f"{answer['seconds']:.1f} s"
     )
     if answer["best"]:
         _print_best(answer, out)
