@@ -32,6 +32,8 @@ VOCABULARY = "V"
 _TENSOR_PARALLEL = (*HEADS, *WIDTHS, "F_v", VOCABULARY, "V_own")
 #: The part of tensor parallelism over which experts are split, if `ep` takes some of its ranks.
 EXPERT_PART = "tpe"
+#: The parts of tensor parallelism that split KV heads of layers with more of them than others.
+MORE_KEYS = ("tpk", "tpk2", "tpk3")
 #: The part of tensor parallelism over which KV heads are replicated, if there are too few.
 REPLICAS = "tpr"
 #: The part of data parallelism over which parameters stay split between forward and backward.
@@ -39,7 +41,7 @@ WITHIN = "dp_within"
 #: The inner axis of each axis of a flag that may be split in two.
 PARTS = {"dp": (WITHIN,), "dp_shard": (WITHIN,)}
 #: The axes that tensor parallelism is split into, slowest first.
-TENSOR_AXES = (EXPERT_PART, "tp", REPLICAS)
+TENSOR_AXES = (EXPERT_PART, "tp", *MORE_KEYS, REPLICAS)
 #: The dimension that only models with experts have.
 EXPERTS = "E"
 #: The axes of a mesh of flags, slowest first.
@@ -61,12 +63,11 @@ def key_heads(names: Collection[str]) -> list[str]:
     return [n for n in tensor_parallel(names) if n in KEY_HEADS or re.fullmatch(r"G_\d+", n)]
 
 
-def fewest_key_heads(sizes: Mapping[str, int | None]) -> tuple[str, int | None]:
-    """The symbol of the fewest heads of keys and values that a layer has, and their number, as far
-    as they are known; "" and None without one."""
+def known_key_heads(sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """The numbers of heads of keys and values of layers that are known, by symbol, from the fewest
+    on."""
     known = {n: size for n in key_heads(sizes) if (size := sizes[n]) is not None}
-    name = min(known, key=known.__getitem__, default="")
-    return name, known.get(name)
+    return dict(sorted(known.items(), key=lambda item: item[1]))
 
 
 def whole_experts(flag: Callable[[str], Any]) -> bool:

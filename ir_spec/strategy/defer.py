@@ -1,6 +1,6 @@
 """Reductions of partial sums that wait for the end of the step."""
 
-from stagec.ir_spec.strategy.axes import REPLICAS, key_heads
+from stagec.ir_spec.strategy.axes import MORE_KEYS, REPLICAS, key_heads
 from stagec.ir_spec.strategy.flag_values import Axes, FlagValues, Statements
 from stagec.ir_spec.strategy.statement import Record, Statement, parameter
 
@@ -25,4 +25,4 @@ class DeferOp(Statement):
     def from_flags(self, request: FlagValues) -> Statements:
         replicas = REPLICAS in request.axes and request["dcp"] == 1
         if replicas and "tp" in request.axes and key_heads(request.sizes):
-            yield {"over": REPLICAS}
+            yield {"over": request.over(*MORE_KEYS, REPLICAS)}

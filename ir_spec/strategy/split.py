@@ -6,6 +6,7 @@ from stagec.ir_spec.strategy.axes import (
     EXPERT_PART,
     EXPERT_WIDTH,
     EXPERTS,
+    MORE_KEYS,
     REPLICAS,
     SHARED_WIDTH,
     TENSOR_AXES,
@@ -38,6 +39,16 @@ class SplitRule(Record):
     def soft(self) -> bool:
         """Whether it yields to computations that use the axes for other dimensions."""
         return self.rest or self.weak
+
+
+def key_axes(request: FlagValues, name: str) -> Axes:
+    """The axes of tensor parallelism that split these heads of keys and values: the first ones
+    whose ranks divide their number, at least those that split the fewest heads of a layer."""
+    axes = request.over(*TENSOR_AXES)
+    least, size = len(request.over(EXPERT_PART, "tp")), request.sizes[name] or 1
+    counts = range(len(axes), least, -1)
+    count = next((n for n in counts if size % request.ranks(*axes[:n]) == 0), least)
+    return axes[:count]
 
 
 class SplitOp(Statement):
@@ -130,19 +141,20 @@ class SplitOp(Statement):
         whole += [SHARED_WIDTH] if request["whole_shared_experts"] else []
         dims = [n for n in tensor_parallel(request.sizes) if n not in whole]
         if REPLICAS in request.axes:
-            ranks = request.ranks(*TENSOR_AXES)
-            few = [n for n in key_heads(dims) if (request.sizes[n] or 1) % ranks]
-            dims = [n for n in dims if n not in few]
-            if few:
-                names = few[0] if len(few) == 1 else tuple(few)
-                yield {"dims": names, "over": request.over(EXPERT_PART, "tp")}
+            few: dict[Axes, list[str]] = {}
+            for name in key_heads(dims):
+                few.setdefault(key_axes(request, name), []).append(name)
+            few.pop(over, None)
+            for axes, names in few.items():
+                dims = [n for n in dims if n not in names]
+                yield {"dims": names[0] if len(names) == 1 else tuple(names), "over": axes}
         if EXPERT_PART in request.axes and EXPERT_WIDTH in dims:
             dims.remove(EXPERT_WIDTH)
-            yield {"dims": EXPERT_WIDTH, "over": request.over("tp", REPLICAS)}
+            yield {"dims": EXPERT_WIDTH, "over": request.over("tp", *MORE_KEYS, REPLICAS)}
         if dims:
             yield {"dims": tuple(dims), "over": over}
         if request["dcp"] > 1 and request.flags.get(SERVE) in (DECODE, MIXED):
-            yield {"dims": "past", "over": request.over(REPLICAS) or over}
+            yield {"dims": "past", "over": request.over(*MORE_KEYS, REPLICAS) or over}
         if request["sp"]:
             sequences = request.split_over(*TENSOR_AXES)
             yield {"dims": sequences, "over": over, "at": "rest"}

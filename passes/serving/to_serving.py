@@ -32,6 +32,7 @@ from stagec.ir.infer import same_shape
 from stagec.ir.rewrite import erase_unused
 from stagec.ir.serving_step import DECODE, MIXED, MODES, PAST
 from stagec.ir.traits import Terminates
+from stagec.ir_spec.strategy.split import SplitRule
 from stagec.passes.serving.caches import CachingStep
 from stagec.passes.serving.mixed import Mixed, parsed_classes
 from stagec.support.suggest import did_you_mean
@@ -120,7 +121,8 @@ def to_serving(module: Module, given: ToServing) -> None:
         if arg.tensor.role == "param":
             arg.type = replace(arg.tensor, role="frozen")
     b = Builder(module.registry, body)
-    over = _parts(module, new)
+    splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
+    over = _parts(module, splits, new)
     parts = ONE if past == ZERO and mode != MIXED else over
     dtype, page = given.kv_dtype, given.page
     step = CachingStep(
@@ -132,6 +134,7 @@ def to_serving(module: Module, given: ToServing) -> None:
     logits, kept = body.terminator.operands, step.hand_out()
     body.terminator.set_operands([*logits, *kept])
     _erase(body, used)
+    _check_split(splits, [a.tensor for a in body.args if a.tensor.role == "cache"])
     if mixed is not None:
         _limit_each(module, mixed)
         chosen = logits if mixed.samples else ()
@@ -157,12 +160,26 @@ def _limit_each(module: Module, mixed: Mixed) -> None:
             op.attrs["relations"] = tuple(kept)
 
 
-def _parts(module: Module, new: Expr) -> Expr:
+def _parts(module: Module, splits: Sequence[SplitRule], new: Expr) -> Expr:
     """The number of ranks over which the strategy splits caches along tokens."""
-    splits = read_strategy(module).splits if module.ops("stg.strategy") else ()
     cached = [r for r in splits if {PAST, *new.symbols} & set(r.dims) and not r.rest]
     over = axis_size(dict.fromkeys(a for rule in cached for a in rule.over))
     return const(evaluate(over, module.env)) if over.symbols <= module.env.keys() else over
+
+
+def _check_split(splits: Sequence[SplitRule], caches: Sequence[TensorType]) -> None:
+    """Raise `DiagnosticError` for a split of cached tokens that applies to none of the caches: each
+    has another dimension, of heads, that is split over these ranks, or there are no caches."""
+    for rule in (r for r in splits if PAST in r.dims):
+        firm = [r for r in splits if r is not rule and not r.soft]
+        others = [r for r in firm if {*r.over} & {*rule.over}]
+        taken = {name for r in others for name in r.dims}
+        if others and all(taken & {d.size.symbol_name for d in c.dims} for c in caches):
+            why = "each of these ranks has keys of heads of its own" if caches else "there are none"
+            raise rule.error(
+                f"no cached tokens can be split over {axis_size(rule.over)}: {why}",
+                remedy="leave it out (--dcp), or split sequences with --dp",
+            )
 
 
 def _declare(module: Module, name: str, value: int) -> Expr:

@@ -7,12 +7,13 @@ from operator import eq
 import numpy as np
 
 from stagec.ir.core import Value
-from stagec.ir.expr import ONE, Expr, const, evaluate, numerator_and_denominator
+from stagec.ir.expr import ONE, ZERO, Expr, const, evaluate, numerator_and_denominator
 from stagec.ir.factor_sizes import factor_sizes, integral_factors
 from stagec.ir.facts import Relation, divisible
 from stagec.ir.module import Module
 from stagec.ir.opdef import Array
 from stagec.ir.types import TensorType, axis_size
+from stagec.ir_spec.ops.selection import Slice
 from stagec.sharding.assignment import distribute
 from stagec.support.diagnostics import NotAnIntegerError
 
@@ -33,6 +34,7 @@ def tiny_sizes(
     env |= dict(fixed or {})
     relations = [r for r, _ in module.relations]
     relations += _splits(module) + _parts(module) + _groups(module) + _joins(module)
+    relations += _rows(module)
     for _ in range(_ROUNDS):
         broken = [r for r in relations if r.symbols <= env.keys() and not _holds(r, env)]
         if not broken:
@@ -100,6 +102,17 @@ def _joins(module: Module) -> list[Relation]:
             full = list(shares)[:-1]
             relations += [Relation(sizes[f], "==", axis_size(shares[f])) for f in full]
     return relations
+
+
+def _rows(module: Module) -> list[Relation]:
+    """Relations that give tables the rows that slices take, as positions behind cached ones."""
+    ops = (op for func in module.functions for op in func.body.walk())
+    slices = (op for op in ops if isinstance(op.definition, Slice))
+    return [
+        Relation(rows, ">=", op.expr("start", ZERO) + op.expr("size"))
+        for op in slices
+        if (rows := op.operands[0].tensor.shape[op.integer("dim", 0)]).symbols
+    ]
 
 
 def _mend(relation: Relation, env: dict[str, int], fixed: frozenset[str]) -> None:

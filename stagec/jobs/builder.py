@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import zip_longest
+from math import prod
 from pathlib import Path
 
 from stagec.analysis.repeated import RepeatedWork
@@ -16,7 +17,7 @@ from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
 from stagec.ir.types import TensorType
-from stagec.ir_spec.strategy.axes import AXES, EXPERT_PART, REPLICAS, fewest_key_heads
+from stagec.ir_spec.strategy.axes import AXES, REPLICAS, TENSOR_AXES, known_key_heads
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.machine import MachineRule
 from stagec.ir_spec.strategy.offload import OffloadOp
@@ -218,6 +219,19 @@ class JobBuilder:
             return {}
         return tensor_parts(self.options, module.symbols, self.session.report)
 
+    def _whole_key_heads(self, module: Module) -> list[str]:
+        """The assumptions that each rank has one of the key/value heads that some ranks share."""
+        axes = [a for a in TENSOR_AXES if a in self._tensor_parts]
+        sizes = [self._tensor_parts[a] or 1 for a in axes]
+        if REPLICAS not in axes:
+            return []
+        counts = {
+            prod(sizes[:n]): [a for a, s in zip(axes[:n], sizes[:n], strict=True) if s > 1]
+            for n in range(1, len(axes))
+        }
+        kinds = known_key_heads(module.symbols)
+        return [f"{n} == {'*'.join(counts[s]) or 1}" for n, s in kinds.items() if s in counts]
+
     # -- the strategy ------------------------------------------------------------------------------
 
     def _axes(self) -> dict[str, int | None]:
@@ -250,11 +264,8 @@ class JobBuilder:
         elif self._axes():
             self._resize_mesh(module, given)
         if not (module.ops("stg.strategy") or any(op.name == "stg.strategy" for op in given)):
-            key_heads, _ = fewest_key_heads(module.symbols)
-            if REPLICAS in self._tensor_parts and key_heads:
-                parts = (a for a in (EXPERT_PART, "tp") if (self._tensor_parts.get(a) or 1) > 1)
-                equal = f"{key_heads} == {'*'.join(parts) or 1}"
-                given.append(self._parse(f"stg.assume[{equal}]", ASSUMED))
+            if equal := self._whole_key_heads(module):
+                given.append(self._parse(f"stg.assume[{', '.join(equal)}]", ASSUMED))
             text = strategy_text(flags)
             given.append(self._parse(text, SHORTHAND))
         self._assumed = [op for op in given if op.name == "stg.assume"]

@@ -14,6 +14,7 @@ from stagec.ir_spec.strategy.axes import (
     EXPERT_WIDTH,
     EXPERTS,
     SHARED_WIDTH,
+    TENSOR_AXES,
     VOCABULARY,
     WIDTHS,
 )
@@ -159,7 +160,8 @@ def _choices(sizes: Sequence[Expr], divisor: Expr, common: int, tried: int) -> s
     if divisor.symbol_name is None and (common >= tried or len(divisor.symbols) < 2):
         return f"choose {names} as {'multiples' if sizes[1:] else 'a multiple'} of {tried}"
     other = f"other values of {names}" if sizes[1:] else f"another {names}"
-    return f"choose {divisor} among {', '.join(map(str, sorted(best)))}, or {other}"
+    of_flag = " (--tp)" if len(divisor.symbols) > 1 and divisor.symbols <= {*TENSOR_AXES} else ""
+    return f"choose {divisor}{of_flag} among {', '.join(map(str, sorted(best)))}, or {other}"
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -11,12 +11,20 @@ from stagec.ir.module import Module
 from stagec.ir_spec.ops.quantized import FORMATS
 from stagec.ir_spec.strategy import STATEMENTS
 from stagec.ir_spec.strategy.axes import AXES as ALL_AXES
-from stagec.ir_spec.strategy.axes import EXPERTS, PARTS, SHARDING, SHARED_WIDTH, TENSOR_AXES
+from stagec.ir_spec.strategy.axes import (
+    EXPERTS,
+    PARTS,
+    SHARDING,
+    SHARED_WIDTH,
+    TENSOR_AXES,
+    known_key_heads,
+)
 from stagec.ir_spec.strategy.flag_values import SERVE, FlagValues
 from stagec.ir_spec.strategy.gradients import STAGED
 from stagec.ir_spec.strategy.kernels import CUTLASS, DEVICE
 from stagec.ir_spec.strategy.mesh_flags import MESH_ORDER
 from stagec.ir_spec.strategy.microbatches import microbatches
+from stagec.ir_spec.strategy.split import key_axes
 from stagec.ir_spec.strategy.statement import Flag, Need, Statement
 from stagec.jobs.request.flags import FLAGS
 from stagec.jobs.request.options import JobOptions
@@ -185,8 +193,8 @@ def _one_mesh(request: FlagValues) -> Iterator[Diagnostic]:
 
 def _heads(request: FlagValues) -> Iterator[Diagnostic]:
     """With more tensor-parallel ranks than KV heads, every rank still needs a query head."""
-    heads, groups = request.sizes.get("H"), request.sizes.get("G")
-    tp = request.ranks(*TENSOR_AXES)
+    heads, tp = request.sizes.get("H"), request.ranks(*TENSOR_AXES)
+    groups = min(known_key_heads(request.sizes).values(), default=0)
     if heads and groups and tp > groups and tp % groups == 0 and heads % tp:
         valid = [n for n in divisors(heads) if n % groups == 0 or groups % n == 0]
         yield _error(
@@ -196,15 +204,19 @@ def _heads(request: FlagValues) -> Iterator[Diagnostic]:
 
 def _ulysses(request: FlagValues) -> Iterator[Diagnostic]:
     """Ulysses splits the KV heads that tensor parallelism leaves on a rank."""
-    heads, cp, tp = request.sizes.get("G"), request.ranks("cp"), request.ranks("tp")
-    if request["cp_mode"] != "ulysses" or not heads or cp == 1 or heads % (cp * tp) == 0:
+    cp = request.ranks("cp")
+    if request["cp_mode"] != "ulysses" or cp == 1:
         return
-    left = heads // tp if heads % tp == 0 else heads
-    yield _error(
-        f"G = {heads} does not divide over tp*cp = {tp * cp}: --cp-mode ulysses splits the "
-        "key/value heads over cp",
-        f"choose --cp {nearest(cp, divisors(left))}, or --cp-mode all-gather",
-    )
+    for name, heads in known_key_heads(request.sizes).items():
+        tp = request.ranks(*key_axes(request, name))
+        if heads % (cp * tp):
+            left = heads // tp if heads % tp == 0 else heads
+            yield _error(
+                f"{name} = {heads} does not divide over tp*cp = {tp * cp}: --cp-mode ulysses "
+                "splits the key/value heads over cp",
+                f"choose --cp {nearest(cp, divisors(left))}, or --cp-mode all-gather",
+            )
+            return
 
 
 def _pipeline(request: FlagValues) -> Iterator[Diagnostic]:
