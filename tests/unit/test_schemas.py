@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "analyze": ("analyze", *JOB, "--stack", "deepspeed", "--dp", "2"),
     "analyze a step of serving": ("analyze", *SERVER, *_DECODE, "--tp", "2", *H100),
     "analyze, sizes open": ("analyze", *SERVER, *_DECODE, "--symbolic"),
+    "analyze stages with one table": ("analyze", "gpt2", "--set", "B=4,L=2,S=64", "--pp", "2"),
     "analyze pods": ("analyze", *SERVER, *PODS, "--batch", "4"),
     "analyze parts": ("analyze", *WHISPER, *PART),
     "analyze two models": ("analyze", *SERVER, *_DECODE, *_DRAFT),
