@@ -266,6 +266,7 @@ RECOMPUTE = (
     Param("recompute_ops", "names", "or: results of these ops"),
     Param("recompute_keep", "names", "results of these ops are kept all the same"),
     Param("recompute_products", "int", "every n-th matrix product is computed again nevertheless"),
+    Param("recompute_modules", "names", "modules with checkpoints of their own"),
     Param("recompute_first", "int", "only in the first iterations, so many"),
     Param("recompute_every", "int", "only in every n-th iteration"),
 )

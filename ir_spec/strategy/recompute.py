@@ -9,6 +9,8 @@ from stagec.ir_spec.strategy.flag_values import FlagValues, Problems, Statements
 from stagec.ir_spec.strategy.statement import Flag, Record, Section, Statement, flagged, parameter
 
 RECOMPUTE = ("none", "selective", "full", "full_replay")
+#: `recompute_modules` of Megatron-Core: core/transformer/transformer_config.py.
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -59,6 +61,20 @@ class RecomputeRule(Record):
         "With --recompute-keep: recompute every N-th matrix product of a block (0: none).",
         "recompute_keep",
     )
+    modules: tuple[str, ...] = parameter(
+        "names",
+        f"of selective: modules with checkpoints of their own, {', '.join(MODULES)}",
+        flag=Flag(
+            "recompute_modules",
+            "With --recompute selective: the modules of a block with checkpoints of their own, as "
+            "in recompute_modules of Megatron-Core.",
+            "names",
+            "",
+            metavar="MODULE,...",
+            needs=("recompute",),
+            rare=True,
+        ),
+    )
     layers: int = _number(
         "layers",
         "only in this many first blocks",
@@ -79,7 +95,14 @@ class RecomputeOp(Statement):
     even if backward does not read them (except by a compiler of blocks, `stg.fusion[elementwise]`),
     and every `products`-th matrix product is recomputed: `einsum, attention` and 2 correspond to
     torchtitan's selective checkpoints of ops (`_save_list`, `_apply_op_sac`). `einsum` are products
-    in 16 bits or more (`aten.mm`); those in 8 bits (`aten._scaled_mm`) are recomputed. `layers`
+    in 16 bits or more (`aten.mm`); those in 8 bits (`aten._scaled_mm`) are recomputed.
+
+    `modules` are ranges of a block, whatever their text calls them: a kernel of attention, norms of
+    the block's width, what latent attention computes of its latent vectors, feed-forward blocks,
+    experts with their router, the activations of experts, and shared experts. `core_attn`, `mlp`,
+    `moe` and `shared_experts` keep what they return (megatron/core/tensor_parallel/random.py:
+    `checkpoint`), the others drop it, make it again when the gradient of the operation that used
+    it last is complete, and copy it to where it was (`CheckpointWithoutOutput`). `layers`
     recomputes only in the first blocks of each stage (Megatron-LM's method `block`), `every` in
     every n-th block (as torchtitan does); other blocks stash all activations.
     """
@@ -97,6 +120,11 @@ class RecomputeOp(Statement):
             yield "'keep' needs the policy 'full', from which it takes ops out"
         if "products" in op.attrs and "keep" not in op.attrs:
             yield "'products' needs 'keep', which names the products that are kept"
+        if "modules" in op.attrs and op.text("policy") != "selective":
+            yield "'modules' needs the policy 'selective'"
+        for name in op.names("modules"):
+            if name not in MODULES:
+                yield f"'{name}' is not a module: expects {', '.join(MODULES)}"
         if "layers" in op.attrs and "every" in op.attrs:
             yield "'layers' and 'every' cannot be used together"
         for name in ("layers", "every"):
@@ -118,6 +146,11 @@ class RecomputeOp(Statement):
         if request["recompute_keep"] and request["recompute"] not in ("none", "full"):
             message = f"--recompute-keep needs --recompute full, found {request['recompute']}"
             yield message, "choose --recompute full"
+        if request["recompute_modules"] and request["recompute"] not in ("none", "selective"):
+            message = (
+                f"--recompute-modules needs --recompute selective, found {request['recompute']}"
+            )
+            yield message, "choose --recompute selective"
         unnamed = [n for n in _names(request) if not _NAME.fullmatch(n)]
         if unnamed:
             message = (

@@ -14,11 +14,17 @@ kept ones. Of a layer `%u = einsum(%h, %w); %g = gelu(%u)`, whose backward uses 
 The result of a sharding constraint with `again` is never stashed: backward applies the constraint
 to its operand once more (`pin_again`), and so does recomputation.
 
+With `recompute_modules` a module is recomputed at once, where its backward begins, and values that
+other operations take from it are kept, or copied from what was recomputed
+(`stagec.sharding.checkpoints`).
+
 With `recompute_every = 2` backward has both values: `stg.recall(%u_again, %u_stashed)` takes the
 first one in every second layer and the second one in the others.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stagec.api import Builder, Operation, Region, Registry, Value, const, factor_sizes, made_by
@@ -29,6 +35,8 @@ from stagec.ir.traits import Recasts, Stays
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum, attributes_again
 from stagec.ir_spec.strategy.recompute import RecomputeRule
+from stagec.sharding.checkpoints import Checkpoint, checkpoints
+from stagec.sharding.gathers import is_of_parameter
 from stagec.sharding.recompute import take_recompute
 
 PASS = "recompute"
@@ -42,18 +50,21 @@ def hand_over(
     keep_inputs: bool = False,
     keep_idle: bool = True,
     blocks: str = "needed",
+    origins: Mapping[Operation, Operation] | None = None,
 ) -> None:
     """Give the backward region all values of the forward region that it uses, in place. With
     `keep_inputs` a recomputed block keeps its inputs until its backward ends, and is recomputed at
     once, as `blocks` of `stg.saved_tensors` states. With `keep_idle` values that the recompute list
-    names are kept even if backward does not use them."""
-    run = _HandOver(registry, forward, back, replays=blocks == "replayed").run
+    names are kept even if backward does not use them. `origins` maps operations of backward to
+    those of forward of which they compute gradients."""
+    run = _HandOver(registry, forward, back, origins or {}, replays=blocks == "replayed").run
     run(keep_inputs=keep_inputs, keep_idle=keep_idle, whole=blocks == "whole")
 
 
-def pin_again(region: Region) -> None:
+def pin_again(region: Region, origins: dict[Operation, Operation]) -> None:
     """Where backward in a region uses the result of a sharding constraint with `again`, give it a
-    copy of that constraint, and of those whose results it takes, in place."""
+    copy of that constraint, and of those whose results it takes, in place. `origins` maps each copy
+    to its constraint."""
     pins: dict[Value, Value] = {}
 
     def pinned(value: Value, place: Operation) -> Value:
@@ -63,7 +74,7 @@ def pin_again(region: Region) -> None:
         if value not in pins:
             copy = _clone(pin, [pinned(v, place) for v in pin.operands], "backward")
             region.insert(place.position(), copy)
-            pins[value] = copy.result
+            pins[value], origins[copy] = copy.result, pin
         return pins[value]
 
     for op in [op for op in region.ops if op.phase == "backward"]:
@@ -84,25 +95,38 @@ def _clone(op: Operation, operands: Sequence[Value], phase: str) -> Operation:
 
 class _HandOver:
     def __init__(
-        self, registry: Registry, forward: Operation, back: Operation, *, replays: bool
+        self,
+        registry: Registry,
+        forward: Operation,
+        back: Operation,
+        origins: Mapping[Operation, Operation],
+        *,
+        replays: bool,
     ) -> None:
         self._registry, self._forward, self._back = registry, forward, back
         what = take_recompute(forward)
-        self._what = (
-            replace(what, policy="full_replay")
-            if replays and what.policy == "full" and not what.keep
-            else what
-        )
+        if replays and what.policy == "full" and not what.keep:
+            what = replace(what, policy="full_replay")
+        self._what = replace(what, policy="none") if what.modules else what
         self._recalled: dict[Value, Value] = {}
+        self._origins = origins
         self._carry = carried(forward)
         self._inside: dict[Value, Value] = {}
         self._place = back.body.terminator  # recomputed operations go before this one
         self._listed = _listed(forward.body, self._what)
         #: Recomputed operations, with their places in forward.
         self._again: dict[Operation, int] = {}
+        self._modules = [
+            _Module(c, self._back.body, origins)
+            for c in checkpoints(forward.body, self._what.modules)
+        ]
+        self._modules.sort(key=lambda module: not module.checkpoint.users)  # others may take these
 
     def run(self, *, keep_inputs: bool, keep_idle: bool, whole: bool) -> None:
         for op in list(self._back.body.walk()):
+            for module in self._modules:
+                if module.first is op:
+                    self._compute_again(module)
             self._take_operands(op)
         if self._what.policy == "full_replay":
             self._replay_rest()
@@ -126,19 +150,50 @@ class _HandOver:
             return
         for index, value in enumerate(op.operands):
             if value.region is self._forward.body:
-                op.set_operand(index, self._use(value))
+                op.set_operand(index, self._use(value, self._origins.get(op)))
 
-    def _use(self, value: Value) -> Value:
-        """The value that backward uses for a forward value. Where only some iterations recompute
-        it, the others take it from the stash."""
-        again = self._get(value)
+    def _use(self, value: Value, origin: Operation | None) -> Value:
+        """The value that backward uses for a forward value, for the gradient of an operation. Where
+        only some iterations recompute it, the others take it from the stash."""
+        again = self._of_module(value, origin) or self._get(value)
         if again.producer is None or not (self._what.layers or self._what.every):
             return again
-        if value not in self._recalled:
+        if again not in self._recalled:
             b = Builder.before(self._registry, self._place, phase="backward")
             stashed = self._bind(value, self._stash(value))
-            self._recalled[value] = b.value("stg.recall", [again, stashed], hint=value.name)
-        return self._recalled[value]
+            self._recalled[again] = b.value("stg.recall", [again, stashed], hint=value.name)
+        return self._recalled[again]
+
+    def _of_module(self, value: Value, origin: Operation | None) -> Value | None:
+        """The value in backward for one that a module with a checkpoint makes: inside of its
+        backward what was computed again, elsewhere the copy of that; None if it is kept."""
+        for module in self._modules:
+            if value.producer in module.ops:
+                known = module.again if origin in module.ops else module.copies
+                return known.get(value)
+        return None
+
+    def _compute_again(self, module: _Module) -> None:
+        """Compute a module again, before the first operation that `first` names, and keep what it
+        takes and returns until its backward ends."""
+        self._place = module.first
+        inputs = {v: self._use(v, None) for v in module.checkpoint.inputs()}
+        known = inputs | module.again
+        for op in module.checkpoint.ops:
+            operands = [known.get(v, v) for v in op.operands]
+            copy = _clone(op, operands, "recompute")
+            copy.attrs = attributes_again(copy)
+            known |= zip(op.results, copy.results, strict=True)
+            self._back.body.insert(self._place.position(), copy)
+        results = module.checkpoint.results()
+        if module.checkpoint.users:
+            b = Builder.before(self._registry, self._place, phase="recompute")
+            module.copies |= {v: b.value("stg.reorder", [known[v]], hint=v.name) for v in results}
+        module.again |= known
+        read = {v for v in module.last.operands if v in inputs}
+        kept = [known[v] for v in (*inputs, *results) if v not in read and not is_of_parameter(v)]
+        end = Builder.after(self._registry, module.last, phase="recompute")
+        end.op("stg.discard", list(dict.fromkeys(kept)), types=())
 
     def _get(self, value: Value) -> Value:
         """The value in the backward region that stands for one of the forward region."""
@@ -257,6 +312,21 @@ class _HandOver:
         """Keep values to the end of backward of a layer."""
         end, loc = self._back.body.terminator, self._back.loc
         Builder.before(self._registry, end, loc=loc, phase=phase).op("stg.discard", values)
+
+
+class _Module:
+    """A module with a checkpoint, and where its backward begins and ends."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, back: Region, origins: Mapping[Operation, Operation]
+    ) -> None:
+        self.checkpoint, self.ops = checkpoint, frozenset(checkpoint.ops)
+        own = [op for op in back.ops if origins.get(op) in self.ops]
+        users = [op for op in back.ops if origins.get(op) in checkpoint.users]
+        self.first, self.last = min((*users, *own), key=Operation.position), own[-1]
+        #: Values of forward with those that are computed again, and with the copies of these.
+        self.again: dict[Value, Value] = {}
+        self.copies: dict[Value, Value] = {}
 
 
 def _listed(region: Region, what: RecomputeRule) -> frozenset[Operation]:

@@ -309,7 +309,7 @@ class _TrainingStep:
         if self.idle:
             erase_unused(region)  # so that unused values are not stashed
         keeps = {"keep_inputs": self.keeps_saved, "keep_idle": not self.compiled}
-        hand_over(self._registry, op, back, **keeps, blocks=self.blocks)
+        hand_over(self._registry, op, back, **keeps, blocks=self.blocks, origins=inner.origins)
 
 
 class _Tape:
@@ -320,6 +320,8 @@ class _Tape:
         self._grads: dict[Value, list[Value]] = {}
         #: Maps a parameter that a loop slices to the loop that makes its gradient, slice by slice.
         self.loops: dict[Value, Operation] = {}
+        #: Maps operations to those of forward of which they compute gradients.
+        self.origins: dict[Operation, Operation] = {}
 
     def give(self, value: Value, grad: Value) -> None:
         """Add a contribution, if the value needs a gradient. PyTorch adds it to the earlier ones at
@@ -362,13 +364,14 @@ class _Tape:
             made = list[Operation]()
             self.builder.finish = made.append
             grads = op.definition.grad(self.builder, op, results)
-            self.builder.finish = None
             if self._step.keeps_saved:
                 self._keep_saved(op, made)
+            self.builder.finish = None
+            self.origins |= dict.fromkeys(made, op)
             for value, grad in zip(op.operands, grads, strict=True):
                 if grad is not None and value.tensor.dtype in FLOATS:
                     self.give(value, grad)
-        pin_again(self.builder.region)
+        pin_again(self.builder.region, self.origins)
 
     def _keep_saved(self, op: Operation, made: Sequence[Operation]) -> None:
         """Keep the activations that an op has saved until its last gradient op."""

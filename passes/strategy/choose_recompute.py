@@ -5,8 +5,9 @@ from dataclasses import replace
 from stagec.api import Module, Operation, Pass, Phase, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.attention_base import AttentionOp
-from stagec.ir_spec.strategy.recompute import RECOMPUTE, RecomputeRule
+from stagec.ir_spec.strategy.recompute import MODULES, RECOMPUTE, RecomputeRule
 from stagec.ir_spec.strategy.selective import SelectiveRule
+from stagec.sharding.checkpoints import checkpoints
 from stagec.sharding.recompute import recompute_attrs
 from stagec.support.suggest import did_you_mean
 
@@ -59,18 +60,19 @@ def choose_recompute(module: Module, what: RecomputeRule, selective: SelectiveRu
     """
     repeats = [op for op in module.main.body.walk() if op.has(Repeats)]
     _check_ops(repeats, what)
+    _check_modules(repeats, what)
     for op in repeats:
         op.attrs |= recompute_attrs(_listed(what, selective, op))
 
 
 def _listed(what: RecomputeRule, selective: SelectiveRule, repeat: Operation) -> RecomputeRule:
     """The rule of a repeat, with `selective` replaced by the list of ops that it means there."""
-    if what.policy != "selective" or selective.what == "scores":
+    if what.policy != "selective" or what.modules or selective.what == "scores":
         return what
     attention = (op for op in repeat.body.ops if isinstance(op.definition, AttentionOp))
     fused = {op.name.partition(".")[2] for op in attention}
     if selective.what == "attention":
-        return replace(what, policy="none", ops=tuple(sorted(fused))) if fused else what
+        return replace(what, modules=("core_attn",)) if fused else what
     keep = ("einsum", *sorted(fused))
     return replace(what, policy="full", keep=keep, products=2)
 
@@ -85,4 +87,15 @@ def _check_ops(repeats: list[Operation], what: RecomputeRule) -> None:
                 f"no block of the model has an op '{name}' to recompute or keep",
                 remedy=did_you_mean(name, (*RECOMPUTE, *known))
                 or f"choose {', '.join(RECOMPUTE)}, or ops among {', '.join(known)}",
+            )
+
+
+def _check_modules(repeats: list[Operation], what: RecomputeRule) -> None:
+    """Raise `DiagnosticError` for modules that no repeat contains."""
+    for name in what.modules:
+        if not any(checkpoints(op.body, [name]) for op in repeats):
+            known = [n for n in MODULES if any(checkpoints(op.body, [n]) for op in repeats)]
+            raise what.error(
+                f"no block of the model has a module '{name}' to recompute",
+                remedy=f"choose among {', '.join(known)}" if known else "choose --recompute full",
             )

@@ -14,6 +14,7 @@ def recompute_attrs(what: RecomputeRule) -> dict[str, Attr]:
         "recompute_ops": what.ops,
         "recompute_keep": what.keep,
         "recompute_products": const(what.products),
+        "recompute_modules": what.modules,
         "recompute_first": const(what.layers),
         "recompute_every": const(what.every),
     }
@@ -28,6 +29,7 @@ def take_recompute(op: Operation) -> RecomputeRule:
         ops=op.names("recompute_ops"),
         keep=op.names("recompute_keep"),
         products=op.integer("recompute_products", 0),
+        modules=op.names("recompute_modules"),
         layers=op.integer("recompute_first", 0),
         every=op.integer("recompute_every", 0),
         loc=op.loc,

@@ -91,6 +91,7 @@ BESIDE: Mapping[str, Mapping[str, object]] = {
     "lora_dtype": {"lora": "wq"},
     "loss_chunks": {"loss": "chunked"},
     "recompute_selective": {"recompute": "selective"},
+    "recompute_modules": {"recompute": "selective"},
     "sgd_momentum": {"optimizer": "sgd"},
     "table_moments": {"optimizer": "adam8bit"},
     "etp": {"sp": True},

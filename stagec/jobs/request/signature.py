@@ -253,6 +253,9 @@ class JobFlags(TypedDict, total=False):
     recompute_keep: str | Sequence[str] | None
     #: With --recompute-keep: recompute every N-th matrix product of a block (0: none).
     recompute_products: int | None
+    #: With --recompute selective: the modules of a block with checkpoints of their own, as in
+    #: recompute_modules of Megatron-Core.
+    recompute_modules: str | Sequence[str] | None
     #: Recompute in the first N layers of each stage only (0: in all).
     recompute_layers: int | None
     #: Recompute in every N-th layer only (0: in all).
