@@ -13,13 +13,14 @@ their log-sum-exp: with `%q` on n ranks of cp, and the keys split over them,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from stagec.ir.builder import Builder, RawAttr
 from stagec.ir.core import Operation, Value
-from stagec.ir.expr import Expr, call, same
+from stagec.ir.expr import Expr, call
 from stagec.ir.index_rule import IndexRule
 from stagec.ir.numeric import NumericContext
 from stagec.ir.opdef import Array, EagerForm, Grads, IsOneOnRank, OpDef, Sizes, Splits
@@ -164,12 +165,13 @@ class FlashAttention(_Flash):
     ) -> Sequence[Value] | None:
         """Keys and values that several heads share are copied for each head, as with `repeat_kv` of
         torchtitan; the kernel then has a head of keys for each head of queries, and so have its
-        gradients. On a rank with a single head of keys, `expand` and `reshape` copy nothing."""
+        gradients. On a rank with a single head of keys, `expand` and `reshape` copy nothing, and
+        where each head has its own, keys and values stay as they are (`n_rep == 1`)."""
         if "values" in op.attrs or "past" in op.attrs or len(op.operands) < 3:
             return None
         q, *shared = op.operands[:3]
         heads, groups = q.tensor.dims[-2].size, shared[0].tensor.dims[-2].size
-        if same(heads, groups):
+        if is_one(heads - groups + 1, whole=True):
             return None
         kind = "stg.expand_heads" if is_one(groups) else "stg.repeat_heads"
         rows = [b.value(kind, [v], {"heads": heads}, hint=v.name) for v in shared]
@@ -183,7 +185,7 @@ class FlashAttention(_Flash):
         False`)."""
         if len(op.operands) < 2 or not _has_norm(op.operands[1]):
             return None
-        return self._repeated_heads(b, op, lambda n: is_one(n * n))  # n^2 / ranks: n is 1 itself
+        return self._repeated_heads(b, op, partial(is_one, whole=True))
 
     def _with_operands(
         self, b: Builder, op: Operation, operands: Sequence[Value]

@@ -92,7 +92,7 @@ class CopyGradients(Pass):
             drop_with_reductions(module, func)
             for op in func.body.walk():
                 if op.has(Repeats) and op.phase == "backward":
-                    reduce_inner_units(op.body)
+                    reduce_inner_units(module, op.body)
             if func.flag("consumed"):
                 update_behind_reductions(func.body)
 
@@ -154,14 +154,12 @@ def copy_operands(module: Module, reduction: Operation, made_in: str) -> None:
 def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> None:
     """Keep values until the unit has been reduced (also over replicas) and cast, in place: the
     results of the reduction, because one call casts them, and for a unit outside of the blocks the
-    gradient of its last parameter, to which a local name of `foreach_reduce` refers. The parameter
-    that forward uses last has the first gradient. In blocks this is a norm, which is small."""
+    gradient of its last parameter, to which a local name of `foreach_reduce` refers. In blocks this
+    is a norm, which is small."""
     rest = [op for op in _reducing(reduction) if not op.has(FinalGradient)]
     kept = list(reduction.results) if any(op.has(Recasts) for op in rest) else []
-    first = [v for v in made if v.producer is not None and v.region is reduction.parent]
-    if first and (reduction.parent_op is None or not reduction.parent_op.has(Repeats)):
-        made_at = {v: v.producer.position() for v in first if v.producer is not None}
-        kept.append(min(first, key=made_at.__getitem__))
+    if reduction.parent_op is None or not reduction.parent_op.has(Repeats):
+        kept += _last_of(reduction, made)
     if kept:
         end = max(rest, key=Operation.position)
         after = module.after(end, loc=reduction.loc, phase="gradient")
@@ -169,6 +167,15 @@ def keep_last(module: Module, reduction: Operation, made: Sequence[Value]) -> No
             for cast in [op for op in rest if op.has(Recasts)]:
                 _add_up(after, cast.result)
         after.op("stg.discard", kept, types=())
+
+
+def _last_of(reduction: Operation, made: Sequence[Value]) -> list[Value]:
+    """The gradient of the last parameter of a unit, if it is made beside its reduction. The
+    parameter that forward uses last has the first gradient."""
+    beside = [
+        (v.producer.position(), v) for v in made if v.producer and v.region is reduction.parent
+    ]
+    return [min(beside, key=lambda each: each[0])[1]] if beside else []
 
 
 def _add_up(b: Builder, cast: Value) -> None:
@@ -270,21 +277,23 @@ def drop_with_reductions(module: Module, func: Operation) -> None:
             func.body.insert(min(places) - 1, drop)
 
 
-def reduce_inner_units(body: Region) -> None:
+def reduce_inner_units(module: Module, body: Region) -> None:
     """Drop the units of a block that other axes gather than its last one, and reduce their
     gradients, where the gradients of the inputs of their modules exist, in place
     (`FSDPParamGroup.post_backward`)."""
-    drops = {drop.operands[0].producer: drop for drop in body.ops if _is_drop(drop)}
-    gathers = {op.names("over"): op for op in drops if op is not None and "over" in op.attrs}
+    gathers = [(drop, _gather_of(drop.operands[0])) for drop in body.ops if _is_drop(drop)]
+    drops = {
+        op.names("over"): drop for drop, op in gathers if op is not None and "over" in op.attrs
+    }
     ends: dict[Operation, Operation] = {}
     for op in body.ops:
-        gather = gathers.get(op.names("over")) if isinstance(op.definition, ReduceScatter) else None
-        if gather is not None:
-            ends[op] = _end_of_unit(gather, op)
+        drop = drops.get(op.names("over")) if isinstance(op.definition, ReduceScatter) else None
+        if drop is not None:
+            ends[op] = _end_of_unit(drop, op)
     block = max((end.position() for end in ends.values()), default=0)
     for reduction, end in ends.items():
         if end.position() < block:
-            drop = drops[gathers[reduction.names("over")]]
+            drop = drops[reduction.names("over")]
             copies = dict.fromkeys(v.producer for v in reduction.operands)
             moved = [drop, *(op for op in copies if op), *dict.fromkeys(_reducing(reduction))]
             made = {value for op in moved for value in op.results}
@@ -293,18 +302,32 @@ def reduce_inner_units(body: Region) -> None:
             body.ops[:] = [op for op in body.ops if op not in moved]
             at = end.position() + 1
             body.ops[at:at] = moved
+            last = _last_of(reduction, [v for copy in copies if copy for v in copy.operands])
+            if last:
+                module.after(moved[-1], phase="gradient").op("stg.discard", last, types=())
 
 
 def _is_drop(op: Operation) -> bool:
     return isinstance(op.definition, Reshard) and bool(op.operands)
 
 
-def _end_of_unit(gather: Operation, reduction: Operation) -> Operation:
+def _gather_of(gathered: Value) -> Operation | None:
+    """The gather of a parameter, in a repeat of forward if backward has kept its result."""
+    if gathered.producer is not None or not gathered.region.owner.has(Repeats):
+        return gathered.producer
+    kept = gathered.region.owner.operands[gathered.index]
+    forward = kept.producer
+    if forward is None or not forward.has(Repeats):
+        return None
+    return forward.body.terminator.operands[kept.index].producer
+
+
+def _end_of_unit(drop: Operation, reduction: Operation) -> Operation:
     """The last op of the backward of a module: the one that makes the gradient of a parameter or of
     the input, or that orders and sends the latter."""
     copied = [v.producer for v in reduction.operands]
     made = [v.producer for copy in copied if copy for v in copy.operands]
-    users = [user for value in gather.results for user, _ in value.uses if user.results]
+    users = [user for value in drop.operands for user, _ in value.uses if user.results]
     end = max([*users, *(op for op in made if op)], key=Operation.position)
     sent = [user for op in users for value in op.results for user, _ in value.uses]
     for op in sent:

@@ -144,7 +144,7 @@ def keep_parameters(module: Module, policy: str, reuse: int = 0) -> None:
     if policy == "always" and not reuse:
         return
     for func in module.functions:
-        kept: dict[Region, list[Value]] = {}
+        kept: dict[tuple[Region, Axes], list[Value]] = {}
         for forward, back, mine, again in list(_pairs(func.body)):
             count = 1 if policy == "last" else _used_soon(module, forward, reuse) if reuse else None
             if policy != "never" and count is not None:
@@ -157,12 +157,12 @@ def keep_parameters(module: Module, policy: str, reuse: int = 0) -> None:
                 value, user = _handed_over(forward, back, mine.result), back.body.terminator
             else:
                 value, user = _before(forward, mine), back
-            region = user.parent or back.body
-            if value not in kept.setdefault(region, []):
-                kept[region].append(value)
+            unit = kept.setdefault((user.parent or back.body, mine.names("over")), [])
+            if value not in unit:
+                unit.append(value)
             again.result.replace_with(value)
             again.erase()
-        for region, values in kept.items():
+        for (region, _), values in kept.items():
             reshard_behind(module, region, values)
 
 

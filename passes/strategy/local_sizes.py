@@ -20,10 +20,12 @@ class _HasParts:
         return evaluate(self.size, values) // prod(values[a] for a in self.axes) == self.number
 
 
-def is_on_rank(module: Module, strategy: Strategy, size: Expr, number: int = 1) -> bool:
-    """Whether a size is this number on a rank, as the strategy splits its symbols; False if it has
-    no value."""
-    axes = tuple(a for rule in strategy.splits if size.symbols & {*rule.dims} for a in rule.over)
-    env = module.env
+def is_on_rank(
+    module: Module, strategy: Strategy, size: Expr, number: int = 1, *, whole: bool = False
+) -> bool:
+    """Whether a size is this number on a rank, as the strategy splits its symbols, or as a `whole`;
+    False if it has no value."""
+    rules = [rule for rule in strategy.splits if size.symbols & {*rule.dims} and not whole]
+    axes, env = tuple(a for rule in rules for a in rule.over), module.env
     known = size.symbols <= env.keys() and env.keys() >= {*axes}
     return known and ask(_HasParts(size, axes, number), env)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from stagec.ir.core import PHASES, Operation, Value
 from stagec.ir.expr import ZERO, Expr, product, total
@@ -35,8 +35,6 @@ Sizes = Mapping[str, Expr]
 Grads: TypeAlias = Sequence[Value | None]
 #: The axes over which special factors are split.
 Splits: TypeAlias = Mapping[str, tuple[str, ...]]
-#: Whether a size is 1 on each rank; False if it has no value.
-IsOneOnRank: TypeAlias = Callable[[Expr], bool]
 #: Builds the unfused form of an op before it, and returns the values that replace its results.
 EagerForm: TypeAlias = "Callable[[Builder, Operation, IsOneOnRank], Sequence[Value] | None]"
 _T = TypeVar("_T", bound=Trait)
@@ -48,6 +46,12 @@ _COMMON = (
     Param("cached", "flag", "serving caches this value, not what follows from it"),
     Param(STATICS, "name", "in a block: the stg.statics that it takes besides"),
 )
+
+
+class IsOneOnRank(Protocol):
+    """Whether a size is 1 on each rank, or as a `whole`; False if it has no value."""
+
+    def __call__(self, size: Expr, *, whole: bool = False) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
