@@ -95,7 +95,7 @@ def _measured_quantization(
         size = (_WIDE + ELEMENT["f8e4m3"]) * extents[:, 1] * extents[:, 3]
         kernels = [Kernel("memory", "", (), 0, int(b)) for b in size]
         parts = [
-            known.seconds([replace(k, op=op) for k in kernels])[0]
+            known.seconds([k._replace(op=op) for k in kernels])[0]
             for op in ("quantize", "find_scale")
         ]
         both = parts[0] + parts[1]

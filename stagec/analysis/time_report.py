@@ -69,13 +69,13 @@ class LeverTime:
 class TimeReport:
     """The time of a step, with its breakdown.
 
-    `breakdown` is that of the slowest class, seconds by part; it adds up to `step_seconds`. `mfu`
-    and `hfu` are model FLOPs and executed FLOPs of products and attention, relative to those of all
-    ranks at the peak `peak_flops`. `costed_by`, which JSON calls `found`, counts distinct kernels
-    and collectives by the source of their times: `matched` and `interpolated` in measured tables,
-    or `modelled`. Tokens and model FLOPs are None if a job has none. `used_ranks` has the levels of
-    the network of which the job uses fewer ranks than a unit joins. `cautions` are assumptions and
-    limitations of the time. `attention` is the attention kernel that the software states, if any.
+    `mfu` and `hfu` are model FLOPs and executed FLOPs of products and attention, relative to those
+    of all ranks at the peak `peak_flops`. `costed_by`, which JSON calls `found`, counts distinct
+    kernels and collectives by the source of their times: `matched` and `interpolated` in measured
+    tables, or `modelled`. Tokens and model FLOPs are None if a job has none. `used_ranks` has the
+    levels of the network of which the job uses fewer ranks than a unit joins. `cautions` are
+    assumptions and limitations of the time. `attention` is the attention kernel that the software
+    states, if any.
     """
 
     model: str
@@ -91,8 +91,6 @@ class TimeReport:
     peak_flops: float
     mfu: float | None
     hfu: float
-    slowest: str
-    breakdown: Mapping[str, float]
     levers: tuple[LeverTime, ...]
     costed_by: Mapping[str, int]
     used_ranks: Mapping[str, int]
@@ -109,6 +107,16 @@ class TimeReport:
         return self.planned()
 
     @cached_property
+    def slowest(self) -> str:
+        """The name of the slowest class."""
+        return self.step.slowest.name
+
+    @cached_property
+    def breakdown(self) -> Mapping[str, float]:
+        """Seconds of the slowest class by part, which add up to `step_seconds`."""
+        return _seconds(self.step.parts(self.step.slowest))
+
+    @cached_property
     def classes(self) -> tuple[ClassTime, ...]:
         """The classes of ranks."""
         each = zip(self.step.classes, self.ranks_of_classes, strict=True)
@@ -123,7 +131,8 @@ class TimeReport:
 
     def __getstate__(self) -> dict[str, Any]:
         """Its figures, for a pickle: without the compiled step, which they come from."""
-        figures = {name: getattr(self, name) for name in ("fit", "classes", "critical_path")}
+        names = ("slowest", "breakdown", "fit", "classes", "critical_path")
+        figures = {name: getattr(self, name) for name in names}
         return {**vars(self), **figures, "step": None, "planned": None}
 
     def as_json(self) -> dict[str, Any]:
@@ -131,6 +140,8 @@ class TimeReport:
         data: dict[str, Any] = {"schema": SCHEMA}
         hidden = ("step", "ranks_of_classes", "planned", "attention")
         shown = [f.name for f in fields(TimeReport) if f.name not in hidden]
+        before = shown.index("levers")
+        shown[before:before] = "slowest", "breakdown"
         data |= {"found" if n == "costed_by" else n: getattr(self, n) for n in shown}
         data["cautions"] = [*self.cautions]
         data |= {"attention": self.attention} if self.attention else {}
@@ -200,8 +211,6 @@ def time_report(
         peak_flops=peak,
         mfu=None if needed is None else needed / available,
         hfu=executed / available,
-        slowest=step.slowest.name,
-        breakdown=_seconds(step.parts(step.slowest)),
         levers=tuple(LeverTime(n, s.seconds, seconds / s.seconds) for n, s in tried),
         costed_by={name: step.ways.get(way, 0) for name, way in _FOUND.items()},
         used_ranks={e.name: e.used for e in used if e.used not in (None, e.ranks)},

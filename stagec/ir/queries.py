@@ -11,10 +11,10 @@ with the same answers:
 Reading a value directly notes the value itself, so every dependency is noted.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stagec.ir.expr import Env, Expr, UnboundError, evaluate
 from stagec.support.diagnostics import NotAnIntegerError
@@ -103,6 +103,32 @@ class UnitAxes:
 Answers = dict[Decision[object], object]
 
 
+class _Noting(Mapping[str, int]):
+    """Values that note the names that are read."""
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values, self.read = values, set[str]()
+
+    def __getitem__(self, name: str) -> int:
+        self.read.add(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class _Match(NamedTuple):
+    """The values of a match: the number of answers, and each query with its answer, the
+    values that passes had set, and the names of the initial values that it read."""
+
+    answered: int
+    values: Mapping[str, int]
+    queries: Sequence[tuple[Decision[object], object, Mapping[str, int], Set[str]]]
+
+
 @dataclass
 class Queries:
     """The queries of a compile with their answers. When a pass changes values of symbols, earlier
@@ -112,6 +138,8 @@ class Queries:
     _changes: list[tuple[Answers, Mapping[str, int]]] = field(
         default_factory=list[tuple[Answers, Mapping[str, int]]]
     )
+    #: The first match. Queries that read only values that are equal in it are not asked again.
+    _first: _Match | None = None
     #: The values of the last two matches, each with the number of answers: callers ask again.
     _matched: list[tuple[int, Mapping[str, int]]] = field(
         default_factory=list[tuple[int, Mapping[str, int]]]
@@ -128,17 +156,41 @@ class Queries:
 
     def same(self, values: Mapping[str, int]) -> bool:
         """Whether all answers are equal for these initial values."""
-        now, asked = dict(values), (len(self.answers), values)
+        asked = (len(self.answers), values)
         if asked in self._matched:
             return True
         try:
-            for answers, changed in (*self._changes, (self.answers, dict[str, int]())):
-                if any(question(now) != a for question, a in answers.items()):
-                    return False
-                now |= changed
+            if not self._as_noted(values):
+                return False
         except (UnboundError, ArithmeticError, NotAnIntegerError):
             return False
         self._matched = [asked, *self._matched[:1]]
+        return True
+
+    def _as_noted(self, values: Mapping[str, int]) -> bool:
+        """Whether all queries have the answers that are noted."""
+        first = self._first
+        if first is None or first.answered != len(self.answers):
+            return self._note_reads(values)
+        equal = {name for name, value in values.items() if first.values.get(name) == value}
+        return all(
+            read <= equal or query({**values, **fixed} if fixed else values) == answer
+            for query, answer, fixed, read in first.queries
+        )
+
+    def _note_reads(self, values: Mapping[str, int]) -> bool:
+        """The same, for all queries. If they have, this is the first match."""
+        queries: list[tuple[Decision[object], object, Mapping[str, int], Set[str]]] = []
+        fixed: Mapping[str, int] = {}
+        for answers, changed in (*self._changes, (self.answers, dict[str, int]())):
+            now = {**values, **fixed}
+            for query, answer in answers.items():
+                noting = _Noting(now)
+                if query(noting) != answer:
+                    return False
+                queries.append((query, answer, fixed, noting.read - fixed.keys()))
+            fixed = {**fixed, **changed}
+        self._first = _Match(len(self.answers), values, queries)
         return True
 
 

@@ -1,14 +1,13 @@
 """Kernels of a program: the description of a computation for cost models and measured tables."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from stagec.ir.kernel import EXTENTS
 
 __all__ = ("EXTENTS", "Kernel")
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(NamedTuple):
     """One kernel launch on a device.
 
     `kind` is `matmul`, `attention`, `attention_backward` or `memory`; `extents` are the values of

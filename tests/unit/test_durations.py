@@ -62,7 +62,7 @@ def test_nodes_that_are_alike_have_times_of_their_own(tmp_path: Path) -> None:
     job = make_job(JobBuilder(OPTIONS).lower(), "job")
     program = job.classes[0].program()
     others = [
-        replace(n, kernel=replace(n.kernel, extents=(i,))) if n.kernel is not None else n
+        replace(n, kernel=n.kernel._replace(extents=(i,))) if n.kernel is not None else n
         for i, n in enumerate(program.prototypes)
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -394,7 +393,7 @@ def test_blocks_of_triton_follow_from_all_rows() -> None:
         for rows in (512, 520)
     )
     for machine, step in (("b200", 1.4), ("h200", 1.0)):
-        marked = [replace(k, form="triton_blocks") for k in (*few, *more)]
+        marked = [k._replace(form="triton_blocks") for k in (*few, *more)]
         a, b, c, d = kernel_seconds(load_machine(machine), marked).tolist()
         assert a == pytest.approx(b, rel=0.05)
         assert c / a == pytest.approx(d / b, rel=0.05)

@@ -3,8 +3,9 @@ their own."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -251,6 +252,43 @@ def test_a_query_that_other_values_cannot_answer_has_another_answer() -> None:
     assert half.holds(TrackedValues({"S": 8}, queries))
     assert queries.same({"S": 10})
     assert not queries.same({"S": 9})
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A query that reads one value or the other, and counts how often it is asked."""
+
+    asked: Counter[str] = field(compare=False)
+
+    def __call__(self, values: Mapping[str, int]) -> int:
+        self.asked["times"] += 1
+        return values["one"] if values["which"] else values["other"]
+
+
+def test_queries_whose_values_are_those_of_a_match_are_not_asked_again() -> None:
+    """What a query reads may depend on what it has read."""
+    query = _Chosen(Counter())
+    queries = Queries({query: 5})
+    for which, one, other in (*product((0, 1), (5, 6), (5, 6)), *product((1, 0), (6, 5), (5, 6))):
+        values = {"which": which, "one": one, "other": other}
+        assert queries.same(values) == (query(values) == 5)
+    first = {"which": 1, "one": 5, "other": 5, "S": 8}
+    queries = Queries({query: 5})
+    assert queries.same(first)
+    query.asked.clear()
+    assert queries.same({**first, "other": 6, "S": 16})
+    assert not query.asked
+    assert not queries.same({**first, "one": 6})
+
+
+def test_what_passes_set_is_no_value_of_a_match() -> None:
+    queries = Queries()
+    TrackedValues({"S": 9}, queries)["S"]
+    queries.change({"S": 16})
+    assert TrackedValues({"S": 16}, queries)["S"] == 16
+    assert queries.same({"S": 9})
+    assert not queries.same({"S": 10})
+    assert queries.settled({"S": 9}) == {"S": 16}
 
 
 def test_what_is_not_given_is_as_in_the_text() -> None:

@@ -6,7 +6,7 @@ measured neighbours, or not found.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import TypeAlias
 
@@ -111,7 +111,7 @@ class Measured:
 
 def _transposed(kernel: Kernel) -> Kernel:
     *batch, m, n, k = kernel.extents
-    return replace(kernel, extents=(*batch, n, m, k))
+    return kernel._replace(extents=(*batch, n, m, k))
 
 
 def _extents(kernel: Kernel) -> tuple[int, ...]:
