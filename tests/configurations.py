@@ -167,6 +167,7 @@ NEEDS: Mapping[str, Keys] = {
     },
     "apertus1p5_text": {"output_vocab_size": 16},
     "iquestcoder": {"head_dim": 8},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 2},
     "kolibri1": {
         **_EXPERTS,
         "intermediate_size": None,
@@ -521,6 +522,10 @@ ALIASES = {
     "phi4mm": "phi4_multimodal",
     "blenderbot-small": "blenderbot",
     "vipllava": "llava",
+    "qianfan_ocr": "internvl",
+    "deepseek_vl": "idefics3",
+    "musicflamingo": "audioflamingo3",
+    "pp_chart2table": "got_ocr2",
     "minicpmv4_7": "minicpmv4_6",
     "data2vec-text": "roberta",
     "data2vec-vision": "beit",

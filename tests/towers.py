@@ -50,6 +50,14 @@ _HEARD: Keys = {
     "encoder_ffn_dim": 8,
     "output_dim": 16,
 }
+_SOUND: Keys = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_mel_bins": 4,
+    "max_source_positions": 8,
+}
 _EXPERTS: Keys = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 _DELTA: Keys = {
     "head_dim": 8,
@@ -496,6 +504,70 @@ TOWERS: Mapping[str, Keys] = {
     "idefics3": {
         "text_config": {**_LLAMA, "model_type": "llama"},
         "vision_config": {**_VISION, "model_type": "idefics3_vision"},
+    },
+    "video_llama_3": {
+        "text_config": {**_LLAMA, "model_type": "qwen2"},
+        "vision_config": {k: v for k, v in _VISION.items() if k != "image_size"},
+    },
+    "ovis2": {
+        "text_config": {**_LLAMA, "model_type": "qwen2"},
+        "vision_config": {**_VISION, "vocab_size": 16, "hidden_stride": 2},
+    },
+    "got_ocr2": {
+        "text_config": {**_LLAMA, "model_type": "qwen2"},
+        "vision_config": {
+            **_DINO,
+            "mlp_dim": 8,
+            "output_channels": 4,
+            "window_size": 2,
+            "global_attn_indexes": [1, 3],
+        },
+    },
+    "idefics2": {
+        "text_config": {**_LLAMA, "model_type": "mistral", "sliding_window": None},
+        "vision_config": _VISION,
+        "perceiver_config": {
+            "resampler_depth": 2,
+            "resampler_head_dim": 4,
+            "resampler_n_heads": 2,
+            "num_key_value_heads": 1,
+            "resampler_n_latents": 4,
+        },
+    },
+    "aria": {
+        "text_config": {
+            **_LLAMA,
+            "model_type": "aria_text",
+            "max_position_embeddings": 16,
+            "moe_num_experts": 4,
+            "moe_num_shared_experts": 2,
+        },
+        "vision_config": {**_VISION, "model_type": "idefics3_vision"},
+        "projector_patch_to_query_dict": {"9": 4},
+    },
+    "granite_speech": {
+        "text_config": {**_LLAMA, "model_type": "granite", "attention_multiplier": 0.25},
+        "encoder_config": {
+            "input_dim": 8,
+            "hidden_dim": 8,
+            "num_layers": 2,
+            "num_heads": 2,
+            "output_dim": 4,
+            "max_pos_emb": 4,
+            "conv_kernel_size": 3,
+        },
+        "projector_config": {
+            "model_type": "blip_2_qformer",
+            "hidden_size": 8,
+            "intermediate_size": 16,
+            "num_hidden_layers": 2,
+            "encoder_hidden_size": 8,
+        },
+    },
+    "audioflamingo3": {"text_config": {**_LLAMA, "model_type": "qwen2"}, "audio_config": _SOUND},
+    "glmasr": {
+        "text_config": {**_LLAMA, "model_type": "llama"},
+        "audio_config": {k: v for k, v in _SOUND.items() if k != "max_source_positions"},
     },
     "cohere2_vision": {
         "text_config": {**_LLAMA, "model_type": "cohere2", "sliding_window": 4},

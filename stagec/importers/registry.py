@@ -13,7 +13,7 @@ _READERS = (
     "gated_heads puzzle selected_heads gemma4 mamba falcon_h1 linear_attention recurrences "
     "zamba encoders masked disentangled bart gemma_pairs vision waves pyramids pairs diffusion "
     "short_convolutions multimodal omni resampled pooled phi_media "
-    "documents llava llava_releases"
+    "documents llava connectors llava_releases"
 )
 _MODULES = [import_module(f"stagec.importers.families.{name}") for name in _READERS.split()]
 BUILT_IN: tuple[ModelFamily, ...] = tuple(

@@ -44,6 +44,11 @@ class Idle:
         self.matrix(names, f"{count}, D_v, D_v", f"{count}, D_v" if attention_bias else "")
         self.feed_forward(count, prefix)
 
+    def two(self, name: str = "projector", inner: str = "D_v", *, bias: bool = True) -> None:
+        """Declare two products to the width D."""
+        self.matrix(f"{name}_in", f"{inner}, D", "D" if bias else "")
+        self.matrix(f"{name}_out", "D, D", "D" if bias else "")
+
     def feed_forward(self, count: str = "L_v", prefix: str = "") -> None:
         """Declare feed-forward blocks of layers, without a gate."""
         self.matrix(f"{prefix}up", f"{count}, D_v, F_v", f"{count}, F_v")

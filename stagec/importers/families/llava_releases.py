@@ -39,6 +39,5 @@ def read_llava_release(config: Config) -> ModelText:
     idle = as_siglip(text, headed=False) if "siglip" in tower else as_clip(text)
     if "unpad" in merged:
         idle.param("image_newline", "D")
-    idle.matrix("projector_in", "D_v, D", "D")
-    idle.matrix("projector_out", "D, D", "D")
+    idle.two()
     return idle.beside()

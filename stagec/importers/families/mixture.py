@@ -47,6 +47,21 @@ def read_phimoe(config: Config) -> ModelText:
     return model.stack(mixers, mixture, decoder, norm=LAYER)
 
 
+@reads("Aria's language model", "aria_text", features="shared experts")
+def read_aria_text(config: Config) -> ModelText:
+    """The language model of Aria (arXiv 2410.05993): a softmax over the chosen experts, which have
+    the width of a dense block, and shared ones."""
+    model = DecoderModel(config, Sizes(4096, 4096, 32, 32, 32000, 2048))
+    mixture = model.experts(count=8, top=2, inner="F", keys=("moe_num_experts", "moe_topk"))
+    biased = model.flag("mlp_bias")
+    shared = config.size("moe_num_shared_experts", default=2)
+    block = replace(model.shared(shared, "moe_num_shared_experts"), bias=biased)
+    config.only("moe_intermediate_size", model.text.value("F"))
+    config.skip("moe_aux_loss_coeff", "moe_z_loss_coeff")
+    mixer = model.biased(Attention(rope=model.rope()))
+    return model.stack(mixer, replace(mixture, shared=block))
+
+
 @reads("Qwen2-MoE", "qwen2_moe", features="gated shared expert")
 def read_qwen2_moe(config: Config) -> ModelText:
     """Qwen1.5-MoE and Qwen2-MoE: experts with a gated shared block."""

@@ -29,7 +29,7 @@ def read_phi3_vision(config: Config) -> ModelText:
     declare_named(text, _CLIP)
     idle = as_clip(text)
     idle.param("row_end image_end", "4*D_v")
-    _two(idle, "projector", "4*D_v")
+    idle.two("projector", "4*D_v")
     return idle.beside()
 
 
@@ -58,16 +58,11 @@ def read_phi4_multimodal(config: Config) -> ModelText:
     _tower(seen, text)
     idle = as_siglip(text, headed=True)
     idle.param("row_end image_end", "D_v")
-    _two(idle, "projector", "D_v")
+    idle.two("projector", "D_v")
     _sounds(heard, idle, normed=released)
     if released:
         _adapters(config, idle)
     return idle.beside("towers")
-
-
-def _two(idle: Idle, name: str, width: str) -> None:
-    idle.matrix(f"{name}_in", f"{width}, D", "D")
-    idle.matrix(f"{name}_out", "D, D", "D")
 
 
 def _read_embedding(embedding: Config) -> None:
@@ -145,8 +140,8 @@ def _sounds(heard: Config, idle: Idle, *, normed: bool) -> None:
     idle.matrix("conv", "L_a, D_a, W_a", "L_a, D_a")
     idle.matrix("conv_mix", "L_a, D_a, U_a", "L_a, U_a")
     idle.matrix("conv_down", "L_a, D_a, E_a", "L_a, E_a")
-    _two(idle, "speech", "D_a")
-    _two(idle, "speech_beside_images", "D_a")
+    idle.two("speech", "D_a")
+    idle.two("speech_beside_images", "D_a")
 
 
 def _adapters(config: Config, idle: Idle) -> None:
