@@ -16,6 +16,7 @@ from stagec.importers.library import model_source
 from stagec.ir.core import Operation
 from stagec.ir.expr import const
 from stagec.ir.module import Module
+from stagec.ir.queries import Queries, plain
 from stagec.ir.types import TensorType
 from stagec.ir_spec.strategy.axes import AXES, REPLICAS, TENSOR_AXES, known_key_heads
 from stagec.ir_spec.strategy.flag_values import FlagValues
@@ -91,6 +92,8 @@ class JobBuilder:
         self._assumed: list[Operation] = []
         self._origins: Mapping[Operation, str] = {}
         self.repeated = RepeatedWork()
+        #: The sizes that the checks of the options read.
+        self.decisions = Queries()
         self.from_texts = False  # whether the strategy is given by a text, not by flags
         self.loaded: Loaded = load_plugins(options.plugin)
         self.model_name = model_name(options)
@@ -103,6 +106,7 @@ class JobBuilder:
         entry = library().get(self.options.model)
         source = self.session.remember(model_source(entry)) if entry else self._read_model()
         module = parse_module(source, self.loaded.registry)
+        module.decisions = self.decisions
         set_symbols(module, dict(entry.values) if entry else {})
         set_symbols(module, dict(self._preset.values) if self._preset else {})
         set_symbols(module, {n: v for n, v in self.options.sizes.items() if v is not None})
@@ -129,6 +133,7 @@ class JobBuilder:
         if self.serving is None and (remark := replicated_state(module, strategy)):
             self.session.report(remark)
         self._default_batch(module, strategy)
+        module.decisions = None
         return module
 
     def _serving(self, module: Module, positions: int | None) -> Serving | None:
@@ -346,8 +351,8 @@ class JobBuilder:
     def _default_batch(self, module: Module, strategy: Strategy) -> None:
         """Set the batch size if it is open: one sequence for each data-parallel rank, microbatch
         and half batch."""
-        if self._symbolic or module.symbols.get(strategy.batch, 1) is not None:
-            return
+        if self._symbolic or plain(module.symbols).get(strategy.batch, 1) is not None:
+            return  # whether it is open follows from the names of the sizes that are given
         batch = strategy.turns * strategy.ranks_of(strategy.batch, module.mesh)
         set_symbols(module, {strategy.batch: batch})
 

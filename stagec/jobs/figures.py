@@ -3,20 +3,24 @@ searches use them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stagec.analysis.family import Compiled, Compiles
 from stagec.analysis.figures import Figures, MemoryFigures
 from stagec.analysis.memory_fit import MemoryFit, memory_fit
 from stagec.ir.core import Operation
-from stagec.jobs.builder import JobBuilder, count_copies
+from stagec.ir.queries import Queries
+from stagec.jobs.builder import ASSUMED, MESH, SHORTHAND, JobBuilder, count_copies
 from stagec.jobs.instruments import instruments
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.machines import Machine
+from stagec.models import LIBRARY
+from stagec.support.diagnostics import Diagnostic
+from stagec.support.source import Source
 from stagec.time.costs.replay_options import USUAL, ReplayOptions
 from stagec.time.step import Issued
 
@@ -47,16 +51,16 @@ class CompiledJob:
     ) -> CompiledJob:
         """The job of these options, with `figures` from a compile that has figures. Diagnostics go
         to the session, if there is one. Raises `DiagnosticError`."""
-        builder = JobBuilder(options, session)
-        count_copies(builder.module)
-        values = dict(builder.module.env)
-        if builder.serving is not None:
-            values |= builder.serving.values
-        compiles = _compiles_of(builder)
-        compiled = compiles.find(values, lambda: compiled_of(builder), figures=figures)
-        builder.session.report(*compiled.diagnostics)
+        session = session or Session()
+        request, builder = _request(options, session)
+
+        def compiled() -> Compiled:
+            return compiled_of(builder or _builder(options, Session()))
+
+        match = _compiles_of(request).find(request.values, compiled, figures=figures)
+        session.report(*match.diagnostics)
         again = partial(cls.of, options, figures=True)
-        return cls(builder.model_name, compiled, values, again)
+        return cls(request.name, match, request.values, again)
 
     @property
     def by_step(self) -> Mapping[str, CompiledJob]:
@@ -104,8 +108,73 @@ class CompiledJob:
         return memory_fit(machine, memory.mesh, memory.peak)
 
 
-def _compiles_of(builder: JobBuilder) -> Compiles:
-    """The compiles of the structure of a job: its model, axes, strategy, passes and plug-ins."""
+class _Request(NamedTuple):
+    """The options of a job after their checks: the name of the model, the `values` of its symbols
+    and axes, what its compiles have in common, the sizes that were read, the texts, and what was
+    reported."""
+
+    name: str
+    values: Mapping[str, int]
+    structure: Hashable
+    decisions: Queries
+    sources: Mapping[str, Source]
+    diagnostics: Sequence[Diagnostic]
+
+
+#: The last requests, by all options but sizes. Other sizes have the same request, if no check reads
+#: them.
+_requests: dict[Hashable, _Request] = {}
+
+
+def _request(options: JobOptions, session: Session) -> tuple[_Request, JobBuilder | None]:
+    """The request of a job, and its builder, if the options are not those of a known request.
+    Raises `DiagnosticError`."""
+    given = {name: size for name, size in options.sizes.items() if size is not None}
+    stated = [(n, v) for n, v in vars(options).items() if n != "sizes" and v != _DEFAULTS[n]]
+    key = repr(stated), *given
+    known = _requests.pop(key, None)
+    if known is not None and known.decisions.same(values := {**known.values, **given}):
+        _requests[key] = known
+        session.sources.update(known.sources)
+        session.report(*known.diagnostics)
+        return known._replace(values=values), None
+    aside = session.aside()
+    aside.sources = {}
+    try:
+        builder = _builder(options, aside)
+        values = dict(builder.module.env)
+        if builder.serving is not None:
+            values |= builder.serving.values
+        about = builder.model_name, values, _structure(builder), builder.decisions
+    finally:
+        session.sources.update(aside.sources)
+        session.report(*aside.diagnostics)
+    request = _Request(*about, aside.sources, aside.diagnostics)
+    if given.items() <= values.items() and not _reads_files(options, aside):
+        _requests[key] = request
+        if len(_requests) > _MOST_KEPT:
+            del _requests[next(iter(_requests))]
+    return request, builder
+
+
+#: The options of a job of which nothing is given.
+_DEFAULTS = vars(JobOptions(""))
+
+
+def _reads_files(options: JobOptions, session: Session) -> bool:
+    """Whether a job reads texts that may change: any but those of the library and of flags."""
+    texts = (name for name in session.sources if not name.startswith(LIBRARY))
+    return bool(options.plugin) or not {SHORTHAND, MESH, ASSUMED}.issuperset(texts)
+
+
+def _builder(options: JobOptions, session: Session) -> JobBuilder:
+    builder = JobBuilder(options, session)
+    count_copies(builder.module)
+    return builder
+
+
+def _structure(builder: JobBuilder) -> Hashable:
+    """What the compiles of a job have in common: its model, axes, strategy, passes and plug-ins."""
     module, options, pipeline = builder.module, builder.options, builder.pipeline_text
     serving = builder.serving
     same = pipeline
@@ -114,7 +183,12 @@ def _compiles_of(builder: JobBuilder) -> Compiles:
     texts = tuple(source.text for source in module.sources.values())
     stated = tuple(map(_form, (*module.ops("stg.assume"), *module.ops("stg.strategy"))))
     axes = module.mesh.axes if module.mesh else ()
-    key = texts, stated, axes, same, options.plugin, options.check_numerics
+    return texts, stated, axes, same, options.plugin, options.check_numerics
+
+
+def _compiles_of(request: _Request) -> Compiles:
+    """The compiles of the structure of a job, which are kept as the last ones."""
+    key = request.structure
     compiles = _structures.pop(key, None) or Compiles()
     if _structures:
         next(reversed(_structures.values())).forget()

@@ -19,7 +19,7 @@ import numpy as np
 from stagec.program.columns import sorted_edges, stream_edges
 from stagec.program.groups import Channel
 from stagec.program.nodes import MICROBATCH, Ints, Node, Program, marker_of, numbered
-from stagec.program.sizes import Resized
+from stagec.program.sizes import OpNumbers
 from stagec.support.diagnostics import error
 
 #: The largest number of nodes per rank: no consumer can read more.
@@ -88,15 +88,15 @@ def joined(name: str, steps: Sequence[SizedStep], order: Sequence[tuple[int, int
     known = list(dict.fromkeys(n for form in forms for n in (*form.heads, *form.tails)))
     places = {n: i for i, n in enumerate(known)}, {c: i for i, c in enumerate(channels)}
     parts = {form: _part(form, *places) for form in forms}
-    resized = {form: Resized(part.nodes) for form, part in parts.items()}
     prototypes: list[Node] = []
+    sizes = OpNumbers({})
     firsts: list[int] = []
     for form, values in ((step.form, step.values) for step in steps):
         firsts.append(len(prototypes))
         if values is None:
             prototypes += parts[form].nodes
             continue
-        prototypes += resized[form].at(values)
+        prototypes += map(sizes.at(values).resized, parts[form].nodes)
     made = np.full(len(known), _NOTHING, dtype=np.int64)
     sent = np.zeros(max(1, 2 * len(channels)), dtype=np.int64)
     columns: list[Ints] = [np.zeros((3, 0), dtype=np.int64)]

@@ -1,7 +1,7 @@
 """The bytes, FLOPs and kernels of lowered operations for given values of symbols.
 
-A program is unrolled once for all values with which it has the same nodes; `Resized` computes the
-nodes for other values.
+A program is unrolled once for all values with which it has the same nodes; `OpNumbers.resized`
+computes the nodes for other values.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from math import ceil
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from stagec.ir.core import Operation
 from stagec.ir.expr import Expr, evaluate
@@ -26,14 +25,10 @@ from stagec.support.diagnostics import NotAnIntegerError
 #: The attributes of an operation that become numbers of its node.
 _NUMBERS = ("bytes", "flops", "matmul", "out")
 _DEALT = ("copies", "groups")
-#: The place of a number that a node does not have.
-_ZERO = -1
 #: The fields of a node that do not depend on sizes, in its order.
 _BEFORE = attrgetter("kind", "name", "phase")
 _BEHIND = attrgetter("parts", "group", "blocking", "bucket", "scope", "over", "by", "tag", "to")
 _LAST = attrgetter("id", "index", "layer")
-#: Coordinates of ranks, by axis.
-Coordinates: TypeAlias = tuple[tuple[str, int], ...]
 _KEPT = attrgetter("op", "causal", "form", "windowed", "transposed")  # of a kernel
 
 
@@ -68,8 +63,15 @@ class OpNumbers:
     def __init__(self, env: Mapping[str, int], loads: Layered | None = None) -> None:
         self._env, self._loads = env, loads
         self._known: dict[tuple[Expr, int], int] = {}
+        self._ready: dict[Operation, Sequence[Sequence[GradientRun]]] = {}
         self._buckets: dict[Operation, list[int]] = {}
         self._works: dict[tuple[Operation, int], NodeWork] = {}
+
+    def at(self, env: Mapping[str, int]) -> OpNumbers:
+        """The numbers for other values; the order of gradients is determined once for all."""
+        numbers = OpNumbers(env)
+        numbers._ready = self._ready
+        return numbers
 
     def number(self, op: Operation, name: str, layer: int = 0) -> int:
         """The value of an attribute in a layer; 0 if the operation does not have it."""
@@ -98,109 +100,42 @@ class OpNumbers:
     def _extent(self, op: Operation, name: str, layer: int) -> int:
         """An extent of a kernel, rounded up: the mean number of rows of an expert need not be
         whole."""
-        return _rounded_up(lambda: self.number(op, name, layer))
+        try:
+            return self.number(op, name, layer)
+        except NotAnIntegerError as problem:
+            if problem.value is None:
+                raise
+            return ceil(problem.value)
 
     def buckets(self, op: Operation) -> list[int]:
         """The bytes of each call of a reduction in buckets."""
         if op not in self._buckets:
-            self._buckets[op] = _bucket_bytes(op, readiness(op), self._env)
+            if op not in self._ready:
+                self._ready[op] = readiness(op)
+            sizes = bucket_sizes(op, self._ready[op], self._env)
+            self._buckets[op] = [sum(inside) for chunk in sizes for inside in chunk]
         return self._buckets[op]
 
-
-class _Row(NamedTuple):
-    """What a node has in all sizes: the places of its numbers and of the extents of its kernel, the
-    order of its gradients, and the properties between these."""
-
-    numbers: Sequence[int]
-    extents: Sequence[int]
-    ready: tuple[Operation, Coordinates] | None
-    before: tuple[Any, ...]
-    kept: tuple[Any, ...]
-    behind: tuple[Any, ...]
-    last: tuple[Any, ...]
-
-
-class Resized:
-    """Nodes in any sizes, without edges. What they have in all sizes is looked up once. `coords`
-    are the coordinates on which the sizes of each depend, by default none."""
-
-    def __init__(self, nodes: Sequence[Node], coords: Sequence[Coordinates] = ()) -> None:
-        self._nodes = nodes
-        #: The places of expressions; some are rounded up.
-        self._asked: dict[tuple[Expr, Coordinates, bool], int] = {}
-        self._ready: dict[tuple[Operation, Coordinates], Sequence[Sequence[GradientRun]]] = {}
-        each = zip(nodes, coords or [()] * len(nodes), strict=True)
-        self._rows = [self._row(node, at) for node, at in each]
-
-    def _row(self, node: Node, at: Coordinates) -> _Row | None:
+    def resized(self, node: Node) -> Node:
+        """The node of a program of another job with the same nodes, in these sizes and without
+        edges. Raises `NotAnIntegerError` for sizes that do not divide."""
         if (op := node.op) is None:
-            return None
-        old = node.kernel
-        names = (*_NUMBERS, "", "") if old is not None else ("bytes", "", "", "", *_DEALT)
-        extents = EXTENTS[old.kind] if old is not None else ()
-        if node.bucket and (op, at) not in self._ready:
-            self._ready[op, at] = readiness(op)
-        return _Row(
-            [self._place(op, "" if node.bucket else name, at) for name in names],
-            [self._place(op, name, at, rounded=True) for name in extents],
-            (op, at) if node.bucket else None,
-            _BEFORE(node),
-            _KEPT(old) if old is not None else (),
-            _BEHIND(node),
-            _LAST(node),
-        )
-
-    def _place(self, op: Operation, name: str, at: Coordinates, *, rounded: bool = False) -> int:
-        if name not in op.attrs:
-            return _ZERO
-        return self._asked.setdefault((op.expr(name), at, rounded), len(self._asked))
-
-    def at(self, values: Mapping[str, int]) -> list[Node]:
-        """The nodes for these values of all symbols, in order. Raises `NotAnIntegerError` for sizes
-        that do not divide."""
-        envs = {at: {**values, **dict(at)} for at in {at for _, at, _ in self._asked}}
-        numbers = [
-            _rounded_up(partial(evaluate, size, envs[at])) if up else evaluate(size, envs[at])
-            for size, at, up in self._asked
-        ]
-        numbers.append(0)
-        buckets = {
-            (op, at): _bucket_bytes(op, ready, {**values, **dict(at)})
-            for (op, at), ready in self._ready.items()
-        }
-        made: list[Node] = []
-        for node, row in zip(self._nodes, self._rows, strict=True):
-            if row is None:
-                made.append(node)
-                continue
-            size, flops, matmul, out, *dealt = [numbers[i] for i in row.numbers]
-            if row.ready is not None:
-                size = buckets[row.ready][node.index]
-            kernel = None
-            if (old := node.kernel) is not None:
-                extents = tuple([numbers[i] for i in row.extents])
-                kernel = Kernel(old.kind, old.dtype, extents, flops, size, *row.kept)
-            about = size, flops, matmul, out, kernel, *row.behind
-            rest = 0, 0, node.op, (), (), *row.last, (dealt[0], dealt[1])  # it allocates nothing
-            made.append(Node(*row.before, *about, *rest))
-        return made
-
-
-def _bucket_bytes(
-    op: Operation, ready: Sequence[Sequence[GradientRun]], env: Mapping[str, int]
-) -> list[int]:
-    """The bytes of each call of a reduction in buckets."""
-    return [sum(inside) for chunk in bucket_sizes(op, ready, env) for inside in chunk]
-
-
-def _rounded_up(size: Callable[[], int]) -> int:
-    """A size that need not be whole, rounded up."""
-    try:
-        return size()
-    except NotAnIntegerError as problem:
-        if problem.value is None:
-            raise
-        return ceil(problem.value)
+            return node
+        sizes: Sequence[Any] = (0, 0, 0, 0, None)  # bytes, FLOPs, those of products, result, kernel
+        dealt = 0, 0
+        if node.bucket:
+            sizes = (self.buckets(op)[node.index], *sizes[1:])
+        elif (old := node.kernel) is not None:
+            size, flops, matmul, out = (self.number(op, name) for name in _NUMBERS)
+            extents = tuple([self._extent(op, name, 0) for name in EXTENTS[old.kind]])
+            kernel = Kernel(old.kind, old.dtype, extents, flops, size, *_KEPT(old))
+            sizes = size, flops, matmul, out, kernel
+        else:
+            sizes = (self.number(op, "bytes"), *sizes[1:])
+            dealt = self.number(op, "copies"), self.number(op, "groups")
+        rest = 0, 0, op, (), (), *_LAST(node), dealt  # it allocates and frees nothing
+        fields: list[Any] = [*_BEFORE(node), *sizes, *_BEHIND(node), *rest]
+        return Node(*fields)
 
 
 def what_it_does(node: Node, contents: Callable[[Operation], Sequence[Hashable]]) -> Hashable:

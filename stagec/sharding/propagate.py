@@ -175,8 +175,6 @@ class Propagation:
                     last = node.rule.gathered.issuperset(group)  # the op can gather the rest
                     first, size = min(u.priority for u in split), value.tensor.elements
                     offers.append(Offer(first, group, split, last, size, i))
-        if not node.wanted and all(_has(node, o.group, o.split) for o in offers):
-            return False
         offers = self._weighing.in_order(offers)
         return self._take(node, self._best(node, offers, priority), priority)
 
@@ -366,7 +364,7 @@ class Propagation:
     def _offer(self, node: ShardedOp, group: Group, split: Split, priority: int) -> bool:
         """Split the factors of a dimension as offered, as far as priority, rule and other factors
         allow. Returns whether anything changed."""
-        if _has(node, group, split):
+        if len(group) == 1 and len(split) <= len(node.axes.get(group[0], ())):
             return False
         split = tuple([u for u in split if u.priority <= priority])
         if not split:
@@ -473,11 +471,6 @@ class Propagation:
     def has_rule(self, op: Operation) -> bool:
         """Whether a rule determines the placements of the results of an op."""
         return op in self._nodes
-
-
-def _has(node: ShardedOp, group: Group, split: Split) -> bool:
-    """Whether a dimension of one factor has at least as many axes as are offered."""
-    return len(group) == 1 and len(split) <= len(node.axes.get(group[0], ()))
 
 
 def is_carried(arg: Value) -> bool:

@@ -20,7 +20,7 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import combinations, permutations
 from math import prod
 
@@ -158,23 +158,16 @@ class Way:
         return self._solved(values)[1]
 
     def _solved(self, values: Mapping[str, int]) -> tuple[tuple[CollectiveStep, ...], Fraction]:
-        about = tuple([values.get(name) for name in self._reads])
-        if about not in self._known:
-            allowed = tuple(
-                frozenset(some for some, may in c if may is True or (may and may(values)))
-                for c in self.choices
-            )
-            ranks = tuple([values[a] for a in self.axes])
-            steps, cost = _shortest(self.start, self.end, self.axes, ranks, allowed, self.kind)
-            self._known[about] = steps, cost / prod([values[a] for a in self.fixed])
-        return self._known[about]
-
-    @cached_property
-    def _reads(self) -> tuple[str, ...]:
-        """The names of the values on which the answer depends."""
-        asked = (may for choices in self.choices for _, may in choices if isinstance(may, Divides))
-        symbols = (name for may in asked for name in may.size.symbols | may.divisor.symbols)
-        return tuple(dict.fromkeys((*self.axes, *self.fixed, *symbols)))
+        ranks = tuple([values[a] for a in self.axes])
+        fixed = prod([values[a] for a in self.fixed])
+        may = tuple([m if isinstance(m, bool) else m(values) for c in self.choices for _, m in c])
+        if (ranks, fixed, may) not in self._known:
+            left = iter(may)
+            allowed = tuple(frozenset(some for some, _ in c if next(left)) for c in self.choices)
+            about = self.axes, ranks, allowed, self.kind
+            steps, cost = _shortest(self.start, self.end, *about)
+            self._known[ranks, fixed, may] = steps, cost / fixed
+        return self._known[ranks, fixed, may]
 
 
 @dataclass(frozen=True)
@@ -213,20 +206,15 @@ _ORDER = ("all_reduce", "reduce_scatter", "all_to_all", "all_slice", "all_gather
 def _shortest(
     start: _State, end: _State, axes: Axes, sizes: tuple[int, ...], allowed: _Allowed, kind: str
 ) -> tuple[tuple[CollectiveStep, ...], Fraction]:
-    """The steps and the cost of a shortest path, by A* with the bound of `_Moves.least`. A single
-    step that sends no more than the bound is the path."""
+    """The steps and the cost of a shortest path, by A* with the bound of `_Moves.least`."""
     moves = _moves(axes, sizes, allowed, kind)
-    whole = moves.local(end)
-    least = moves.least(start, whole)
-    for more, step, to in moves.generated(start):
-        if to == end and more == least:
-            return (step,), Fraction(more, moves.total)
     queue: list[
         tuple[int, int, int, tuple[object, ...], _State, int, tuple[CollectiveStep, ...]]
     ] = []
     heapq.heappush(queue, (0, 0, 0, (), start, 0, ()))
     done: set[_State] = set()
     shortest: dict[_State, tuple[int, int, int]] = {}
+    whole = moves.local(end)
     while queue:
         _, calls, _, keys, state, sent, path = heapq.heappop(queue)
         if state == end:
@@ -297,11 +285,10 @@ class _Moves:
     def of(self, state: _State) -> list[_Move]:
         """The steps from a placement, each with its bytes and the new placement."""
         if state not in self._solved:
-            self._solved[state] = list(self.generated(state))
+            self._solved[state] = list(self._all(state))
         return self._solved[state]
 
-    def generated(self, state: _State) -> Iterator[_Move]:
-        """The same, one by one."""
+    def _all(self, state: _State) -> Iterator[_Move]:
         splits, partial = state
         local = self.local(state)
         for over in _subsets(partial):

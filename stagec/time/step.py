@@ -21,7 +21,7 @@ from stagec.program.buckets import contents, readiness
 from stagec.program.classes import RankClass, rank_classes
 from stagec.program.groups import GroupAxes, Groups
 from stagec.program.nodes import Ints, Node, Program
-from stagec.program.sizes import Coordinates, Resized, what_it_does
+from stagec.program.sizes import OpNumbers, what_it_does
 from stagec.time.clock.graph import ClassIssue, ClassNodes, StepGraph, step_graph
 from stagec.time.clock.hosts import HostTimes, delay_kernels
 from stagec.time.clock.join import issues_of
@@ -36,6 +36,8 @@ from stagec.time.streams import BUBBLE, LAUNCH, PICOSECONDS, SCHEDULER, TRAINER,
 #: Programs of more nodes are not kept once the graph is built, but unrolled again when needed. A
 #: node takes 55 bytes.
 _MANY = 1_000_000
+#: Coordinates that sizes depend on.
+Inner = tuple[tuple[str, int], ...]
 
 
 class _Programs:
@@ -56,7 +58,8 @@ class _Programs:
         self.by_layers = bool(module.loads)
         self.software = Software.of(module)
         self.samples: list[Node] = []
-        self._inner: list[Coordinates] = []
+        self._inner: list[Inner] = []
+        self._sizes = OpNumbers({})
         self.numbers = self._numbered()
         self.size = sum(map(len, self.programs))
         self._graphs: dict[Hashable, StepGraph] = {}
@@ -74,9 +77,10 @@ class _Programs:
         runs: dict[Hashable, int] = {}  # nodes of one operation do the same
         numbered: list[tuple[list[int], Ints]] = []
         for each, program in zip(self.classes, self.programs, strict=True):
-            inner, numbers = tuple(each.inner.items()), list[int]()
+            inner = tuple(each.inner.items())
             where = each.name if self.by_layers else inner
             inside = cache(partial(_contents, plain(each.env)))
+            numbers: list[int] = []
             for node in program.prototypes:
                 run = where, node.op or node, node.by, node.index
                 number = runs.get(run)
@@ -111,11 +115,9 @@ class _Programs:
 
     def samples_at(self, values: Mapping[str, int]) -> list[Node]:
         """The samples for other values of symbols and axes."""
-        return self._resized.at(values)
-
-    @cached_property
-    def _resized(self) -> Resized:
-        return Resized(self.samples, self._inner)
+        numbers = {i: self._sizes.at({**values, **dict(i)}) for i in set(self._inner)}
+        each = zip(self.samples, self._inner, strict=True)
+        return [numbers[inner].resized(node) for node, inner in each]
 
     def issues(self, mesh: Mapping[str, int]) -> list[ClassIssue]:
         """What the classes issue, and the classes that they meet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -192,6 +193,56 @@ def test_compiles_are_counted_not_structures(monkeypatch: pytest.MonkeyPatch) ->
     time_step(LLAMA, tp=2, sizes={"L": 2})
     (other,) = kept.values()
     assert other is not first
+
+
+def _checked(monkeypatch: pytest.MonkeyPatch) -> list[JobOptions]:
+    """The options that are checked from now on."""
+    checked: list[JobOptions] = []
+
+    def builder(options: JobOptions, *given: Any) -> JobBuilder:
+        checked.append(options)
+        return JobBuilder(options, *given)
+
+    monkeypatch.setattr(figures, "_requests", {})
+    monkeypatch.setattr(figures, "JobBuilder", builder)
+    return checked
+
+
+def test_sizes_that_no_check_reads_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was reported of a job is reported of it in other sizes."""
+    checked = _checked(monkeypatch)
+    options = JobOptions(LLAMA, cp=2, sizes={"L": 8, "S": 1024, "B": 8})
+    first, second = Session(), Session()
+    figures.CompiledJob.of(options, first)
+    job = figures.CompiledJob.of(options.changed(sizes={"L": 8, "S": 2048, "B": 16}), second)
+    assert len(checked) == 1
+    assert (job.values["S"], job.values["B"], job.values["cp"]) == (2048, 16, 2)
+    assert first.diagnostics == second.diagnostics != []
+    assert first.sources == second.sources
+    figures.CompiledJob.of(options.changed(sizes={"L": 8, "S": 1024}))  # the batch is open
+    figures.CompiledJob.of(options.changed(tp=2))
+    assert len(checked) == 3
+
+
+def test_a_check_reads_its_sizes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = _checked(monkeypatch)
+    options = JobOptions(LLAMA, recompute="full", recompute_layers=6)
+    for layers, valid in ((8, True), (4, False), (8, True), (12, True)):
+        sized = options.changed(sizes={"L": layers})
+        if valid:
+            assert figures.CompiledJob.of(sized).values["L"] == layers
+        else:
+            with pytest.raises(DiagnosticError, match="the model has L = 4 layers"):
+                figures.CompiledJob.of(sized)
+    assert len(checked) == 4
+
+
+def test_a_file_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "model.stg"
+    text = stagec("models", LLAMA).out
+    for width in (8192, 16384):
+        file.write_text(text.replace("F = 14336", f"F = {width}"), encoding="utf-8")
+        assert figures.CompiledJob.of(JobOptions(str(file), sizes={"L": 8})).values["F"] == width
 
 
 def test_it_is_what_the_command_tells() -> None:
