@@ -559,7 +559,7 @@ FEATURES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         **_SCALED,
         "mlp_bias": (True, False),
         "head_dim": (4, 8, None),
-        "hidden_act": ("silu", "relu"),
+        "hidden_act": ("silu", "relu", "relu2", "gelu"),
     },
     "mistral": {**_TIED, **_WINDOW, **_GROUPS},
     "qwen2": {

@@ -14,6 +14,7 @@ from stagec.api import (
     Pass,
     Phase,
     Region,
+    Strategy,
     Value,
     const,
     evaluate,
@@ -98,15 +99,30 @@ class KeepGatheredParameters(Pass):
             _prefetch(module, strategy.prefetch)
         policy = "never" if strategy.gathers_first else strategy.reshard
         piped = steps is not None and pipeline_rule(steps) is not None
+        units = strategy.one(ShardUnitsRule)
+        if units.reuse and not piped and (why := _without_reuse(module, strategy)):
+            idle = f"'reuse' of 'stg.shard_units' changes nothing: {why}"
+            module.diagnostics.remark(idle, units.loc)
         if steps is not None and (strategy.gathers_first or (piped and policy == "never")):
             _gather_once(steps)
         elif steps is not None and piped and policy == "always":
-            if strategy.one(ShardUnitsRule).copies:
+            if units.copies:
                 _keep_in_pipeline(steps.body)
         elif strategy.within:
             keep_parts(module, strategy.within)
         else:
-            keep_parameters(module, policy, strategy.one(ShardUnitsRule).reuse)
+            keep_parameters(module, policy, units.reuse)
+
+
+def _without_reuse(module: Module, strategy: Strategy) -> str:
+    """Why `reuse` keeps no parameters; empty if it may keep some."""
+    if strategy.reshard != "always":
+        return f"'reshard = {strategy.reshard}' of 'stg.shard_params' determines what stays"
+    if strategy.within:
+        return "'within' of 'stg.shard_params' keeps a part of all blocks"
+    repeats = {forward for forward, *_ in _pairs(module.main.body)}
+    known = all(n.symbols <= module.env.keys() for each in repeats for n in _elements(each))
+    return "" if known else "sizes are open"
 
 
 def _prefetch(module: Module, ahead: int) -> None:
@@ -169,15 +185,21 @@ def keep_parameters(module: Module, policy: str, reuse: int = 0) -> None:
 def _used_soon(module: Module, forward: Operation, reuse: int) -> int | None:
     """The number of last layers whose parameters backward uses before `reuse` elements of others
     have been used, those of the repeats behind among them; None for all layers."""
-    repeats = repeats_in(forward.parent, "forward") if forward.parent is not None else [forward]
-    behind = repeats[repeats.index(forward) + 1 :] if forward in repeats else []
-    layer, count = _gathered(forward), forward.expr("count")
-    others = total(_gathered(each) * each.expr("count") for each in behind)
-    if not (layer.symbols | count.symbols | others.symbols) <= module.env.keys():
+    sizes = _elements(forward)
+    if any(not n.symbols <= module.env.keys() for n in sizes):
         return 0
-    size, layers, more = (evaluate(n, module.env) for n in (layer, count, others))
+    size, layers, more = (evaluate(n, module.env) for n in sizes)
     soon = max(0, -(-(reuse - 2 * more) // (2 * size))) if size else layers
     return soon if soon < layers else None
+
+
+def _elements(forward: Operation) -> tuple[Expr, Expr, Expr]:
+    """The elements that a layer gathers, the number of layers, and the elements of the repeats
+    behind."""
+    repeats = repeats_in(forward.parent, "forward") if forward.parent is not None else [forward]
+    behind = repeats[repeats.index(forward) + 1 :] if forward in repeats else []
+    others = total(_gathered(each) * each.expr("count") for each in behind)
+    return _gathered(forward), forward.expr("count"), others
 
 
 def _gathered(repeat: Operation) -> Expr:

@@ -55,11 +55,10 @@ class ShardUnits(Pass):
     def run(self, module: Module) -> None:
         rule, steps = read_strategy(module).one(ShardUnitsRule), accumulation(module.main)
         if steps is not None and pipeline_rule(steps) is not None:
-            if not rule.copies:
+            if not rule.copies or rule.reuse:
+                what = "'reuse' of 'stg.shard_units'" if rule.copies else "'stg.shard_units'"
                 module.diagnostics.remark(
-                    "'stg.shard_units' changes nothing: pipeline stages gather parameters once, "
-                    "before their microbatches, and keep them",
-                    rule.loc,
+                    f"{what} changes nothing in stages of a pipeline", rule.loc
                 )
             return
         body = module.main.body if steps is None else steps.body

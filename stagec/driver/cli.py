@@ -118,8 +118,8 @@ class LazyGroup(click.Group):
             if owners:
                 message = f"No such option {option!r}. It is an option of: {', '.join(owners)}."
                 given = problem.ctx.command.params if problem.ctx else ()
-                limits = (p for p in given if "--limit" in p.opts and "-n" not in p.opts)
-                if option == "--machine" and any(limits):
+                kinds = (p.type for p in given if "--limit" in p.opts)  # a size, or rows to print
+                if option == "--machine" and not all(isinstance(k, click.IntRange) for k in kinds):
                     message += " --limit h100-sxm says whether a job fits."
             elif here := flag_here(option):
                 message = f"No such option {option!r}; {here}"

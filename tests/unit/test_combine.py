@@ -202,6 +202,9 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
         (["--recompute-every", "2"], "--recompute-every has no effect without --recompute"),
         (["--dp", "2", "--zero", "3", "--ddp-bucket", "9"], "--ddp-bucket has no effect"),
         (["--dp", "2", "--zero", "2", "--ddp-copies"], "--ddp-copies has no effect with --zero 2"),
+        (["--dp", "2", "--ddp-views", "--ddp-copies"], "no effect with --ddp-views"),
+        (["--dp", "2", "--ddp-views", "--ddp-bucket", "0"], "no effect with --ddp-bucket 0"),
+        (["--dp", "2", "--ddp-copies", "--ddp-bucket", "0"], "no effect with --ddp-bucket 0"),
         (["--tp", "2", "--ddp-bucket", "9"], "--ddp-bucket has no effect without --dp"),
         (["--prompt-steps", "alone"], "--prompt-steps has no effect without --serve"),
         (["--host-step", "1 ms"], "--host-step has no effect without --serve"),
@@ -213,6 +216,14 @@ def test_all_that_is_wrong_is_reported_at_once() -> None:
         (["--all-reduce", "one-shot"], "--all-reduce has no effect without --tp"),
         (["--cp", "2"], "each rank of cp has the whole optimizer state"),
         (["--recompute", "selective"], "'stg.recompute' changes nothing"),
+        (
+            ["--dp", "2", "--pp", "2", "--zero", "3", "--shard-reuse", "9"],
+            "'stg.shard_units' changes nothing in stages",
+        ),
+        (
+            ["--dp", "2", "--pp", "2", "--zero", "3", "--shard-reuse", "9", "--shard-copies"],
+            "'reuse' of 'stg.shard_units' changes nothing in stages",
+        ),
     ],
 )
 def test_what_has_no_effect_is_reported(arguments: list[str], refusal: str) -> None:

@@ -379,10 +379,12 @@ def _gradients_without_effect(request: FlagValues) -> Iterator[Diagnostic]:
     sums = microbatches(request["microbatches"], request.ranks("pp")) > 1
     parts = "--zero 2 and 3, which reduce layer by layer" if zero >= 2 else ""
     single = "" if sums else "one microbatch, whose gradients are no sums"
+    flat = parts or ("" if request["ddp_bucket"] else "--ddp-bucket 0, which has no buckets")
+    views = "--ddp-views, with which gradients are parts of the buckets"
     idle = {
         "ddp_bucket": parts,
-        "ddp_copies": parts,
-        "ddp_views": parts,
+        "ddp_copies": flat or (views if request["ddp_views"] else ""),
+        "ddp_views": flat,
         "grad_sums": single,
         "grad_collective": "--zero 2 and 3, which reduce the part of each rank" if parts else "",
         "grad_reduction": once if zero == 1 else single if zero else "",
