@@ -8,7 +8,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor
 
 
@@ -51,6 +51,24 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
         prompts = min(max(1, ceil(sequences / turns)), room // prompt)
     share = sequences * steps / (prompts * turns)
     return PromptChunks(steps, ceil(prompt / steps), prompts, share)
+
+
+def among_groups(
+    work: PromptChunks, groups: int, every: float, one: float
+) -> tuple[PromptChunks, float, float]:
+    """Chunks of prompts in the steps of `groups` groups of ranks that wait for each other, whose
+    prompts come independently. A step takes `every` seconds if all groups have chunks, `one` if a
+    single one has, and the time between is linear in their number, which is binomial:
+
+        share = 1 - (1 - s)^g,  seconds = one + (every - one) (g s / share - 1) / (g - 1)
+
+    Returns the chunks with the share of steps in which any group has some, the mean seconds of such
+    a step, and those of a step in which a given group has some.
+    """
+    share = min(1.0, work.share)
+    some = 1 - (1 - share) ** groups
+    mean = one + (every - one) * (groups * share / some - 1) / (groups - 1)
+    return replace(work, share=some), mean, one + (every - one) * share
 
 
 def decoding(sequences: int, budget: int, prompt: int, output: int) -> int:
