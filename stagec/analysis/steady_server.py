@@ -8,7 +8,7 @@ steps.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, floor
 
 
@@ -53,22 +53,20 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
     return PromptChunks(steps, ceil(prompt / steps), prompts, share)
 
 
-def among_groups(
-    work: PromptChunks, groups: int, every: float, one: float
-) -> tuple[PromptChunks, float, float]:
-    """Chunks of prompts in the steps of `groups` groups of ranks that wait for each other, whose
-    prompts come independently. A step takes `every` seconds if all groups have chunks, `one` if a
-    single one has, and the time between is linear in their number, which is binomial:
+def among_groups(share: float, groups: int, every: float, one: float) -> tuple[float, float, float]:
+    """Prompts of `groups` groups of ranks that wait for each other, each of which has prompts in
+    this share s of its steps, independently. A step takes `every` seconds if all groups have some,
+    `one` if a single one has, and the time between is linear in their number, which is binomial:
 
-        share = 1 - (1 - s)^g,  seconds = one + (every - one) (g s / share - 1) / (g - 1)
+        any = 1 - (1 - s)^g,  seconds = one + (every - one) (g s / any - 1) / (g - 1)
 
-    Returns the chunks with the share of steps in which any group has some, the mean seconds of such
-    a step, and those of a step in which a given group has some.
+    Returns the share of steps in which any group has prompts, the mean seconds of such a step, and
+    those of a step in which a given group has some.
     """
-    share = min(1.0, work.share)
+    share = min(1.0, share)
     some = 1 - (1 - share) ** groups
     mean = one + (every - one) * (groups * share / some - 1) / (groups - 1)
-    return replace(work, share=some), mean, one + (every - one) * share
+    return some, mean, one + (every - one) * share
 
 
 def decoding(sequences: int, budget: int, prompt: int, output: int) -> int:

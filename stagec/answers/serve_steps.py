@@ -143,6 +143,27 @@ def coupled_groups(options: JobOptions, module: Module) -> int:
     return groups // len(StepModules(plain, Session()).replicas)
 
 
+def lone_share(options: JobOptions, timer: StepTimer, session: Session) -> tuple[int, float]:
+    """The number of groups that wait for each other in steps that only prefill, and the time of
+    such a step with a prompt in one of them, as a share of that with a prompt in each. Raises
+    `DiagnosticError`."""
+    from stagec.jobs.lowered import job_costs
+
+    plain = options.changed(serve=MIXED, step=_ONE, batch=None, prompt=None, context=None)
+    module = JobBuilder(plain.changed(chunk=None)).module
+    groups = coupled_groups(plain.changed(chunk=None), module)
+    if groups == 1:
+        return 1, 1.0
+    tokens = min(options.prompt or 1, read_strategy(module).one(SchedulerRule).tokens)
+    each: list[TimeReport] = []
+    for new in (tokens, -(-tokens // groups)):
+        step = str(step_of([SequenceClass(new, options.context or 0, 1, 1)]))
+        each.append(timer.time(job_costs(plain.changed(chunk=None, step=step), session)))
+    every, few = each
+    less = max(0.0, shared_seconds(every) - shared_seconds(few))
+    return groups, max(every.step_seconds - less, few.step_seconds) / every.step_seconds
+
+
 def groups_of(decode: JobOptions) -> int:
     """The number of groups of ranks with their own sequences, times the microbatches of a step and
     the overlapping halves of a batch; 1 for several pods, each of which has its own groups."""
@@ -220,7 +241,8 @@ class Mixing:
             other = timer.time(job_costs(few, session))
             less = max(0.0, shared_seconds(report) - shared_seconds(other))
             one = max(seconds - less, paced_seconds(other, few, most))
-            work, seconds, first = among_groups(work, self.coupled, seconds, one)
+            share, seconds, first = among_groups(work.share, self.coupled, seconds, one)
+            work = replace(work, share=share)
         passes = chunks_pass((work.steps - 1) * first, first, stages)
         request = request_seconds(report)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)

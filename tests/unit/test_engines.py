@@ -13,7 +13,7 @@ import pytest
 
 import stagec as library
 from stagec.analysis.serving_rates import PodStep, chunked, uneven_seconds
-from stagec.analysis.steady_server import PromptChunks, among_groups, chunks, decoding
+from stagec.analysis.steady_server import among_groups, chunks, decoding
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
@@ -530,7 +530,7 @@ def test_stages_that_wait_for_prompts_are_those_of_requests_over_time(
     assert steady.tpot == pytest.approx(over_time, rel=0.07)
 
 
-@pytest.mark.parametrize("stack", ["vllm", "trtllm"])
+@pytest.mark.parametrize("stack", ["vllm", "trtllm", "sglang"])
 def test_groups_that_share_experts_have_prompts_independently(stack: str) -> None:
     """TPOT and throughput of batches, and of a closed loop."""
     words = ("mixtral-8x7b", "--dp", "4", "--ep", "4", "--stack", stack, "--machine", "h200")
@@ -547,13 +547,13 @@ def test_chunks_of_independent_groups(groups: int) -> None:
     """A step lasts between one with a single chunk and one with chunks of all groups, and as those
     if chunks are rare, or in every step."""
     shares = [0.001, 0.1, 0.5, 0.9, 1.0]
-    each = [among_groups(PromptChunks(1, 64, 1, share), groups, 5.0, 2.0) for share in shares]
-    assert [work.share for work, *_ in each] == sorted(work.share for work, *_ in each)
-    for share, (work, mean, own) in zip(shares, each, strict=True):
+    each = [among_groups(share, groups, 5.0, 2.0) for share in shares]
+    assert [some for some, *_ in each] == sorted(some for some, *_ in each)
+    for share, (some, mean, own) in zip(shares, each, strict=True):
         assert 2.0 <= mean <= own <= 5.0
-        assert share <= work.share <= min(1.0, groups * share)
+        assert share <= some <= min(1.0, groups * share)
     assert each[0][1] == pytest.approx(2.0, abs=0.02)
-    assert each[-1] == (PromptChunks(1, 64, 1, 1.0), 5.0, 5.0)
+    assert each[-1] == (1.0, 5.0, 5.0)
 
 
 def test_a_stack_serves_prompts_beside_decode() -> None:

@@ -20,9 +20,10 @@ from stagec.analysis.serving_rates import (
     colocated,
     steady_parts,
     steady_seconds,
+    turns_of,
 )
 from stagec.analysis.steady_server import PromptChunks, among_groups, chunks, per_token
-from stagec.answers.serve_steps import coupled_groups, shared_seconds
+from stagec.answers.serve_steps import coupled_groups, lone_share, shared_seconds
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
@@ -226,10 +227,19 @@ class _Timing:
     @cached_property
     def _coupled(self) -> int:
         """The number of groups that wait for each other, whose prompts come independently."""
-        if self._alone or self._groups == 1:
+        if self._several or self._groups == 1:
             return 1
         module = JobBuilder(self._options.changed(step=_ONE)).module
         return coupled_groups(self.task.options, module)
+
+    @cached_property
+    def _lone_share(self) -> tuple[int, float]:
+        """As `lone_share`, of groups with prompts of their own."""
+        if self._coupled == 1:
+            return 1, 1.0
+        load = self.task.load
+        asked = self._options.changed(prompt=load.prompt, context=load.cached or None)
+        return lone_share(asked, self._timer, Session())
 
     def worker(self) -> Worker:
         task = self.task
@@ -298,8 +308,8 @@ class _Timing:
             if other is None:
                 return None
             one = max(mixed.seconds - max(0.0, mixed.shared - other.shared), other.seconds)
-            work, mean, first = among_groups(work, self._coupled, mixed.seconds, one)
-            mixed = mixed.lasting(mean)
+            share, mean, first = among_groups(work.share, self._coupled, mixed.seconds, one)
+            work, mixed = replace(work, share=share), mixed.lasting(mean)
         prompts = work.prompts * self._groups * self._stages
         passes = chunks_pass((work.steps - 1) * first, first, self._stages)
         pods = self._pod(decode), self._pod(mixed, prompts, passes)
@@ -323,13 +333,13 @@ class _Timing:
             prompts = point if prompts is None else _together(prompts, point)
         if decode is None or prompts is None:
             return None
-        mixed = _together(decode, prompts)
-        if not self._fits(mixed.stages):
+        if not self._fits(_together(decode, prompts).stages):
             return None
-        one = self._pod(prompts, passes=passes)
-        steady = colocated(one, self._pod(decode), load.output, stages=self._stages)
+        one, lone = self._pod(prompts, passes=passes), self._lone_share
+        steady = colocated(one, self._pod(decode), load.output, stages=self._stages, lone=lone)
         steps = -(-load.prompt // budget)
-        share = decode.sequences / prompts.sequences / (load.output - 1)
+        share, mean, _ = turns_of(one, self._pod(decode), load.output, lone)
+        mixed = _together(decode, prompts.lasting(mean))
         work = PromptChunks(steps, -(-load.prompt // steps), 1, share)
         return MixedPoint(decode, mixed, budget, work, steady, load.output)
 
