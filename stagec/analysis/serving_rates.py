@@ -9,7 +9,7 @@ from functools import cache
 from random import Random
 from typing import Final
 
-from stagec.analysis.steady_server import PromptChunks
+from stagec.analysis.steady_server import PromptChunks, among_groups
 from stagec.time.streams import BUBBLE, SCHEDULER
 
 #: The part of a step in which stages wait for others.
@@ -105,7 +105,27 @@ def tokens_accepted(rate: float, drafts: int) -> float:
     return sum(rate**number for number in range(drafts + 1))
 
 
-def colocated(prefill: PodStep, decode: PodStep, output: int, *, stages: int = 1) -> ServingRates:
+def turns_of(
+    prefill: PodStep, decode: PodStep, output: int, lone: tuple[int, float]
+) -> tuple[float, float, float]:
+    """The steps of prefill for each step of decode, and their seconds: on average, and of a given
+    prompt. `lone` are the groups of ranks that wait for each other, and the time of a step with a
+    prompt in one of them, as a share of that with one in each: their prompts come independently
+    (`among_groups`), unless there are several for each step of decode."""
+    share, (groups, part) = decode.sequences / prefill.sequences / (output - 1), lone
+    if groups == 1 or share >= 1:
+        return share, prefill.seconds, prefill.seconds
+    return among_groups(share, groups, prefill.seconds, prefill.seconds * part)
+
+
+def colocated(
+    prefill: PodStep,
+    decode: PodStep,
+    output: int,
+    *,
+    stages: int = 1,
+    lone: tuple[int, float] = (1, 1.0),
+) -> ServingRates:
     """The same ranks prefill and decode, in alternating steps.
 
     While a sequence generates its O tokens, the first of them in prefill, each of B sequences is
@@ -117,13 +137,18 @@ def colocated(prefill: PodStep, decode: PodStep, output: int, *, stages: int = 1
 
     where TPOT has B / b - 1 since a sequence waits for the prompts of others, not for its own. In
     the steady state, each sequence that ends is followed by another one. On pipeline `stages` the
-    cycle has as many steps of `uneven_seconds`, and t_prefill is what it has beyond decode.
+    cycle has as many steps of `uneven_seconds`, and t_prefill is what it has beyond decode. The
+    number of steps of prefill and their seconds are those of `turns_of`.
     """
-    turns, tokens = decode.sequences / prefill.sequences, output - 1
+    tokens = output - 1
+    share, mean, own = turns_of(prefill, decode, output, lone)
+    turns = share * tokens
     steps = tokens + turns
-    cycle = steps * uneven_seconds(decode.seconds, prefill.seconds, turns / steps, stages)
+    cycle = steps * uneven_seconds(decode.seconds, mean, turns / steps, stages)
     prompts = (cycle - tokens * decode.seconds) / turns
     tpot = decode.seconds + max(0.0, turns - 1) * prompts / tokens
+    scale = own / prefill.seconds
+    prefill = replace(prefill, seconds=own, passes=prefill.passes * scale)
     return _rates(prefill, decode, output, tpot, decode.sequences * output / cycle, 0.0)
 
 

@@ -53,6 +53,22 @@ def chunks(sequences: int, budget: int, prompt: int, output: int) -> PromptChunk
     return PromptChunks(steps, ceil(prompt / steps), prompts, share)
 
 
+def among_groups(share: float, groups: int, every: float, one: float) -> tuple[float, float, float]:
+    """Prompts of `groups` groups of ranks that wait for each other, each of which has prompts in
+    this share s of its steps, independently. A step takes `every` seconds if all groups have some,
+    `one` if a single one has, and the time between is linear in their number, which is binomial:
+
+        any = 1 - (1 - s)^g,  seconds = one + (every - one) (g s / any - 1) / (g - 1)
+
+    Returns the share of steps in which any group has prompts, the mean seconds of such a step, and
+    those of a step in which a given group has some.
+    """
+    share = min(1.0, share)
+    some = 1 - (1 - share) ** groups
+    mean = one + (every - one) * (groups * share / some - 1) / (groups - 1)
+    return some, mean, one + (every - one) * share
+
+
 def decoding(sequences: int, budget: int, prompt: int, output: int) -> int:
     """The number of these sequences that decode at any time: the largest one for which prompts keep
     up, at least one; the others wait."""

@@ -24,7 +24,14 @@ from stagec.answers.serve_prompts import (
     with_fewest,
 )
 from stagec.answers.serve_remedies import misfit
-from stagec.answers.serve_steps import Mixing, decode_step, groups_of, paced_seconds, prompts_peak
+from stagec.answers.serve_steps import (
+    Mixing,
+    decode_step,
+    groups_of,
+    lone_share,
+    paced_seconds,
+    prompts_peak,
+)
 from stagec.ir.serving_step import DECODE, PREFILL
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.jobs.lowered import job_costs
@@ -253,6 +260,9 @@ def _rates_at(
     mixes = Mixing.of(options[DECODE], first, output)
     if mixes is not None:
         return lambda decode, job, peak, _: mixes.rates(decode, peak, timer, session)
+    lone = (1, 1.0)
+    if not (has_pods(first) or has_pods(options[DECODE])):
+        lone = lone_share(first, timer, session.aside())
     batch = prefill.sequences // steps_in_flight(first)
     chunks = [*prompt_chunks(first.changed(batch=batch))]
 
@@ -264,7 +274,7 @@ def _rates_at(
         stages = steps_in_flight(job)
         if stages > 1:
             stages = min(stages, -(-decode.sequences // groups_of(job)))
-        rates = colocated(prompts, decode, output, stages=stages)
+        rates = colocated(prompts, decode, output, stages=stages, lone=lone)
         if has_pods(first) or has_pods(job):
             return rates, peak
         decodes = job_costs(job, session).figures().by_stage

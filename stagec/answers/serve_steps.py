@@ -15,7 +15,8 @@ from stagec.analysis.serving_rates import (
     chunks_pass,
     steady_seconds,
 )
-from stagec.analysis.steady_server import chunks, decoding
+from stagec.analysis.steady_server import among_groups, chunks, decoding
+from stagec.ir.module import Module
 from stagec.ir.serving_step import MIXED
 from stagec.ir_spec.strategy.scheduler import BESIDE, SchedulerRule
 from stagec.jobs.builder import JobBuilder
@@ -23,7 +24,7 @@ from stagec.jobs.pod_options import has_pods
 from stagec.jobs.request.options import JobOptions
 from stagec.jobs.session import Session
 from stagec.jobs.stage_steps import steps_in_flight
-from stagec.jobs.step_modules import groups_in
+from stagec.jobs.step_modules import StepModules, groups_in
 from stagec.jobs.step_timer import StepTimer
 from stagec.memory.timeline import CACHES, STATIC
 from stagec.serving.step import SequenceClass, step_of
@@ -123,6 +124,46 @@ def request_seconds(report: TimeReport) -> float:
     return report.step.request / PICOSECONDS
 
 
+def shared_seconds(report: TimeReport) -> float:
+    """The seconds of a step for the tokens of several groups of ranks, as experts."""
+    from stagec.time.path import shared_time
+
+    return shared_time(report.step.classes) / PICOSECONDS
+
+
+def coupled_groups(options: JobOptions, module: Module) -> int:
+    """The number of groups of ranks that wait for each other and whose prompts come independently;
+    1 with `balance`, where prompts wait for those of other groups, and with half batches. Raises
+    `DiagnosticError`."""
+    strategy = read_strategy(module)
+    groups = module.env[strategy.batch]
+    if groups == 1 or strategy.in_turn > 1 or strategy.one(SchedulerRule).balance:
+        return 1
+    plain = options.changed(serve=None, step=None, batch=None, prompt=None, context=None)
+    return groups // len(StepModules(plain, Session()).replicas)
+
+
+def lone_share(options: JobOptions, timer: StepTimer, session: Session) -> tuple[int, float]:
+    """The number of groups that wait for each other in steps that only prefill, and the time of
+    such a step with a prompt in one of them, as a share of that with a prompt in each. Raises
+    `DiagnosticError`."""
+    from stagec.jobs.lowered import job_costs
+
+    plain = options.changed(serve=MIXED, step=_ONE, batch=None, prompt=None, context=None)
+    module = JobBuilder(plain.changed(chunk=None)).module
+    groups = coupled_groups(plain.changed(chunk=None), module)
+    if groups == 1:
+        return 1, 1.0
+    tokens = min(options.prompt or 1, read_strategy(module).one(SchedulerRule).tokens)
+    each: list[TimeReport] = []
+    for new in (tokens, -(-tokens // groups)):
+        step = str(step_of([SequenceClass(new, options.context or 0, 1, 1)]))
+        each.append(timer.time(job_costs(plain.changed(chunk=None, step=step), session)))
+    every, few = each
+    less = max(0.0, shared_seconds(every) - shared_seconds(few))
+    return groups, max(every.step_seconds - less, few.step_seconds) / every.step_seconds
+
+
 def groups_of(decode: JobOptions) -> int:
     """The number of groups of ranks with their own sequences, times the microbatches of a step and
     the overlapping halves of a batch; 1 for several pods, each of which has its own groups."""
@@ -133,7 +174,8 @@ def groups_of(decode: JobOptions) -> int:
 class Mixing:
     """Chunked prefill within decode steps: prompts of `prompt` tokens after `past` cached ones,
     scheduled by `rule`. `groups` counts the groups of ranks with their own sequences, over pipeline
-    stages and overlapping halves of a batch, each with half of the tokens of a step."""
+    stages and overlapping halves of a batch, each with half of the tokens of a step; of those of a
+    stage `coupled` wait for each other and have prompts independently."""
 
     options: JobOptions
     rule: SchedulerRule
@@ -141,6 +183,7 @@ class Mixing:
     past: int
     prompt: int
     output: int
+    coupled: int = 1
 
     @classmethod
     def of(cls, decode: JobOptions, prefill: JobOptions, output: int) -> Mixing | None:
@@ -158,7 +201,8 @@ class Mixing:
         tokens = min(rule.tokens, prefill.chunk or rule.tokens)
         rule = replace(rule, tokens=tokens // strategy.in_turn)
         groups = stages * module.env[strategy.batch]
-        return cls(decode, rule, groups, prefill.context or 0, prefill.prompt or 1, output)
+        about = prefill.context or 0, prefill.prompt or 1, output
+        return cls(decode, rule, groups, *about, coupled_groups(decode, module))
 
     def rates(
         self, decode: PodStep, peak: int, timer: StepTimer, session: Session
@@ -188,11 +232,20 @@ class Mixing:
         prompts = work.prompts * min(self.groups, batch)
         stages = steps_in_flight(asked)
         most = -(-batch * stages // self.groups)
-        seconds = paced_seconds(report, asked, most)
-        passes = chunks_pass((work.steps - 1) * seconds, seconds, stages)
+        seconds = first = paced_seconds(report, asked, most)
+        waits = running < each or not work.keeps_up
+        if self.coupled > 1 and not waits:
+            part = replace(chunk, new=-(-work.size // self.coupled))
+            context = past + self.prompt + self.output // 2
+            few = self._step(SequenceClass(1, context, 1, running), part)
+            other = timer.time(job_costs(few, session))
+            less = max(0.0, shared_seconds(report) - shared_seconds(other))
+            one = max(seconds - less, paced_seconds(other, few, most))
+            share, seconds, first = among_groups(work.share, self.coupled, seconds, one)
+            work = replace(work, share=share)
+        passes = chunks_pass((work.steps - 1) * first, first, stages)
         request = request_seconds(report)
         mixed = PodStep(prompts, seconds, decode.ranks, request=request, passes=passes)
-        waits = running < each or not work.keeps_up
         largest = job_costs(last, session) if self.rule.reserve else job
         most = peak_of(largest.figures().by_stage, stages - 1, 1)
         peak = max(most, peak) if running == each else most

@@ -12,7 +12,7 @@ import pytest
 
 import stagec as library
 from stagec.analysis.serving_rates import PodStep, chunked, uneven_seconds
-from stagec.analysis.steady_server import chunks, decoding
+from stagec.analysis.steady_server import among_groups, chunks, decoding
 from stagec.analysis.time_report import TimeReport
 from stagec.jobs.figures import CompiledJob
 from stagec.jobs.request.options import JobOptions
@@ -527,6 +527,32 @@ def test_stages_that_wait_for_prompts_are_those_of_requests_over_time(
     server = ("llama3-8b", "--pp", str(stages), "--stack", stack, "--machine", "h200", "--json")
     over_time = json.loads(stagec("serve", *server, *words).out)["times"]["tpot"]["mean"]
     assert steady.tpot == pytest.approx(over_time, rel=0.07)
+
+
+@pytest.mark.parametrize("stack", ["vllm", "trtllm", "sglang"])
+def test_groups_that_share_experts_have_prompts_independently(stack: str) -> None:
+    """TPOT and throughput of batches, and of a closed loop."""
+    words = ("mixtral-8x7b", "--dp", "4", "--ep", "4", "--stack", stack, "--machine", "h200")
+    words = (*words, "--set", "L=8", "--prompt", "1000", "--output-tokens", "100", "--json")
+    (steady,) = json.loads(stagec("serve", *words, "--batches", "64").out)["points"]
+    drawn = ("--lengths", "prompt=800..1200,output=50..150", "--count", "640")
+    loop = json.loads(stagec("serve", *words, "--concurrency", "64", *drawn).out)
+    assert steady["tpot"] == pytest.approx(loop["times"]["tpot"]["mean"], rel=0.12)
+    assert steady["tokens_per_second"] == pytest.approx(loop["tokens_per_second"], rel=0.12)
+
+
+@pytest.mark.parametrize("groups", [2, 4, 16])
+def test_chunks_of_independent_groups(groups: int) -> None:
+    """A step lasts between one with a single chunk and one with chunks of all groups, and as those
+    if chunks are rare, or in every step."""
+    shares = [0.001, 0.1, 0.5, 0.9, 1.0]
+    each = [among_groups(share, groups, 5.0, 2.0) for share in shares]
+    assert [some for some, *_ in each] == sorted(some for some, *_ in each)
+    for share, (some, mean, own) in zip(shares, each, strict=True):
+        assert 2.0 <= mean <= own <= 5.0
+        assert share <= some <= min(1.0, groups * share)
+    assert each[0][1] == pytest.approx(2.0, abs=0.02)
+    assert each[-1] == (1.0, 5.0, 5.0)
 
 
 def test_a_stack_serves_prompts_beside_decode() -> None:

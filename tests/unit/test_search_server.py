@@ -348,6 +348,9 @@ def test_servers_that_miss_a_limit_over_time_are_behind_the_others() -> None:
     assert ["TTFT over time" in row["reason"] for row in checked] == late
     assert "In a closed loop over time" in str(answer)
     assert "<h2>In a closed loop over time</h2>" in answer.page()
+    single = answer_of(tp=1, batch=(4, 16), verify=1, ttft=limit).as_json()["best"]
+    ran = [row["over_time"] for row in single if row["over_time"] is not None]
+    assert len(ran) == len(single) > 1 or not ran[0]["missed"], "until one keeps the limits"
 
 
 @LONG
@@ -652,6 +655,47 @@ def test_trtllm_files() -> None:
         "urls": ["prefill-0:8000", "prefill-1:8000"],
     }
     assert "--config decode.yaml" in files["decode.sh"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine", "words"),
+    [
+        ({"tp": 16}, "vllm", '--nnodes 2|--node-rank "$NODE_RANK"|"$LEADER" $HEADLESS'),
+        ({"dp": 16, "ep": 16}, "vllm", "--data-parallel-size-local 8|$((NODE_RANK * 8))"),
+        ({"dp": 12, "ep": 12, "tp": 2}, "vllm", "--data-parallel-size-local 4"),
+        ({"dp": 10, "ep": 10, "tp": 2}, "vllm", "# a worker has 3 hosts"),
+        ({"tp": 8, "pp": 2}, "sglang", '--nnodes 2|--node-rank "$NODE_RANK"|"$LEADER:5000"'),
+        ({"dp": 16, "ep": 16}, "trtllm", "srun|--nodes 2|--ntasks 16|--ntasks-per-node 8"),
+    ],
+)
+def test_workers_on_several_hosts(flags: dict[str, Any], engine: str, words: str) -> None:
+    """Of hosts with eight devices; a worker on one needs nothing."""
+    several, one = (replace(worker("server", **f), devices=8) for f in (flags, {"tp": 8}))
+    script = ENGINES[engine].files("about", [several])["server.sh"]
+    assert all(text in script for text in words.split("|"))
+    alone = "".join(ENGINES[engine].files("about", [one]).values())
+    assert not any(text in alone for text in ("NODE_RANK", "srun", "nnodes"))
+
+
+@pytest.mark.parametrize(("tp", "whole"), [(1, True), (2, False)])
+def test_groups_of_sglang_have_the_head_and_dense_layers_that_were_timed(
+    tp: int, whole: bool
+) -> None:
+    engine = ENGINES["sglang"]
+    groups, alone = (
+        "".join(engine.files("about", [each]).values())
+        for each in (worker("decode", dp=4, ep=4, tp=tp), worker("decode", tp=4))
+    )
+    assert "--enable-dp-lm-head" in groups
+    assert ("--moe-dense-tp-size 1" in groups) is whole
+    assert "lm-head" not in alone
+
+
+def test_sglang_has_no_prompts_beside_decode_on_stages() -> None:
+    beside = JobOptions("m", pp=2, prompt_steps="beside")
+    layout = layout_of(beside, experts=False)
+    assert "prompts beside decode" in ENGINES["sglang"].lacks(layout, beside)
+    assert not ENGINES["vllm"].lacks(layout, beside)
 
 
 # -- the command -----------------------------------------------------------------------------------

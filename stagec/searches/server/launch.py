@@ -19,10 +19,11 @@ from stagec.ir.expr import fraction
 from stagec.ir.serving_step import PREFILL
 from stagec.ir_spec.ops.quantized import FORMATS
 from stagec.ir_spec.strategy.axes import SHARED_WIDTH, expert_parts, whole_experts
-from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
+from stagec.ir_spec.strategy.scheduler import ALONE, BESIDE, SchedulerRule
 from stagec.jobs.request.experts import mesh_axes
 from stagec.jobs.request.option import Kind
 from stagec.jobs.request.options import JobOptions
+from stagec.searches.server.hosts import sglang_hosts, trtllm_hosts, vllm_hosts
 from stagec.searches.serving_space import SERVER
 
 _PORT, _BOOTSTRAP = 8000, 8998
@@ -103,7 +104,8 @@ class LaunchedWorker:
     the layout, the sequences in flight and the most tokens of a step of each group of ranks, and
     the tokens of the longest sequence. `options` has the types of weights and caches; `scheduler`
     the share of the memory, and whether prompts share steps with sequences that decode. `experts`
-    is the number of experts of a layer, 0 for a dense model."""
+    is the number of experts of a layer, 0 for a dense model, and `devices` the number of devices of
+    a host (0: as many as a worker has)."""
 
     role: str
     workers: int
@@ -114,6 +116,13 @@ class LaunchedWorker:
     options: JobOptions
     scheduler: SchedulerRule
     experts: int = 0
+    devices: int = 0
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts of a worker."""
+        ranks = self.layout.ranks * self.layout.pp
+        return -(-ranks // (self.devices or ranks))
 
     @property
     def memory(self) -> float | None:
@@ -255,8 +264,9 @@ class VLLM(ScriptedEngine):
     def server(self, about: str, worker: LaunchedWorker) -> str:
         precision, more = _precision(worker.options, "fp8")
         more += _SIDE_CHANNEL if worker.role != SERVER else ""
+        hosts, before = vllm_hosts(worker)
         words = ["vllm serve", '"$MODEL"', "--port", str(_PORT)]
-        words += self._ranks(worker)
+        words += [*self._ranks(worker), *hosts]
         words += ["--max-num-seqs", str(worker.sequences)]
         words += ["--max-num-batched-tokens", str(worker.tokens)]
         words += ["--max-model-len", str(worker.longest), *precision]
@@ -271,7 +281,7 @@ class VLLM(ScriptedEngine):
         if worker.role != SERVER:
             config = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
             words += ["--kv-transfer-config", shlex.quote(json.dumps(config))]
-        return _script(about, words, more)
+        return _script(about, words, before + more)
 
     def router(self, about: str, workers: Sequence[LaunchedWorker]) -> str:
         words = ["vllm-router", "--host", "0.0.0.0", "--port", str(_PORT)]
@@ -300,6 +310,11 @@ class SGLang(ScriptedEngine):
         whole = width % (block * options.tp) > 0
         return options.changed(whole_shared_experts=True) if whole else options
 
+    def lacks(self, layout: WorkerLayout, options: JobOptions) -> str:
+        if layout.pp > 1 and options.prompt_steps == BESIDE:
+            return "prompts beside decode on pipeline stages"
+        return super().lacks(layout, options)
+
     def unsent(self, prefill: WorkerLayout, decode: WorkerLayout) -> str:
         """Caches to stages of which there are not as many (sgl-project/sglang, pull request
         14265)."""
@@ -315,7 +330,11 @@ class SGLang(ScriptedEngine):
             words += ["--pp-size", str(layout.pp)]
         if layout.dp > 1:
             words += ["--dp-size", str(layout.dp), "--enable-dp-attention"]
-        words += self._experts(worker)
+            # groups of one rank have heads and dense layers whole, as was timed
+            words += ["--enable-dp-lm-head"]
+            words += ["--moe-dense-tp-size", "1"] if layout.tp == 1 else []
+        hosts, before = sglang_hosts(worker)
+        words += [*hosts, *self._experts(worker)]
         words += ["--max-running-requests", str(worker.sequences * layout.dp)]
         words += ["--chunked-prefill-size", str(worker.tokens * layout.dp)]
         words += ["--context-length", str(worker.longest), *precision]
@@ -333,7 +352,7 @@ class SGLang(ScriptedEngine):
             words += ["--disaggregation-mode", worker.role]
         if worker.role == PREFILL:
             words += ["--disaggregation-bootstrap-port", str(_BOOTSTRAP)]
-        return _script(about, words, more)
+        return _script(about, words, before + more)
 
     def _experts(self, worker: LaunchedWorker) -> list[str]:
         words: list[str] = []
@@ -375,7 +394,8 @@ class TensorRTLLM(LaunchEngine):
         for worker in workers:
             several = len(workers) > 1
             files[f"{worker.role}.yaml"] = f"# {about}\n" + _yaml(self._config(worker, several))
-            words = ["trtllm-serve", '"$MODEL"', "--host", "0.0.0.0", "--port", str(_PORT)]
+            words = [*trtllm_hosts(worker), "trtllm-serve", '"$MODEL"']
+            words += ["--host", "0.0.0.0", "--port", str(_PORT)]
             dtype = worker.options.weight_dtype
             more = "" if dtype in (None, "bf16") else _CHECKPOINT.format(dtype=dtype)
             script = _script(about, [*words, "--config", f"{worker.role}.yaml"], more)

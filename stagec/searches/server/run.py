@@ -105,7 +105,7 @@ def find_servers(question: ServerQuestion, processes: int, log: Log) -> FoundSer
     load = question.load
     early = [s for s in servers if load.ttft is None or s.ttft <= load.ttft]
     wanted = best[: question.wanted]
-    checked = _verified(question, wanted[: question.verified], processes, log)
+    checked = _verified_until_kept(question, wanted, processes, log)
     return FoundServers(
         question,
         sorted(wanted, key=lambda s: _place(checked, s, load)),
@@ -177,6 +177,20 @@ def _exact(question: ServerQuestion, servers: Iterable[ServerPlan]) -> dict[int,
     for server in best:
         first.setdefault((server.mode, server.ranks), server)
     return {id(s): exactly(question, s) for s in [*best[: question.wanted], *first.values()]}
+
+
+def _verified_until_kept(
+    question: ServerQuestion, servers: Sequence[ServerPlan], processes: int, log: Log
+) -> dict[int, ServerOverTime]:
+    """The closed loops of as many of these servers as are asked for, and of more of them until one
+    keeps the limits, or cannot run."""
+    checked: dict[int, ServerOverTime] = {}
+    while question.verified and len(checked) < len(servers):
+        if any(each.refused or not each.missed(question.load) for each in checked.values()):
+            break
+        more = servers[len(checked) : len(checked) + question.verified]
+        checked |= _verified(question, more, processes, log)
+    return checked
 
 
 def _verified(
@@ -300,5 +314,6 @@ def launched(question: ServerQuestion, server: ServerPlan) -> list[LaunchedWorke
         more = point.work.prompts * worker.stages if point is not None else 0
         layout = layout_of(options, experts=question.experts > 0)
         about = each + more, tokens, load.last + 1, options, worker.scheduler, question.experts
-        workers.append(LaunchedWorker(role, pool.workers, layout, *about))
+        devices = pool.kind.machine.network[0].ranks or 0
+        workers.append(LaunchedWorker(role, pool.workers, layout, *about, devices))
     return workers

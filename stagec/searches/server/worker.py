@@ -6,8 +6,8 @@ The ranks of a worker share the weights and wait for each other; a server has se
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from math import lcm, prod
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,10 +20,13 @@ from stagec.analysis.serving_rates import (
     colocated,
     steady_parts,
     steady_seconds,
+    turns_of,
 )
-from stagec.analysis.steady_server import PromptChunks, chunks, per_token
+from stagec.analysis.steady_server import PromptChunks, among_groups, chunks, per_token
+from stagec.answers.serve_steps import coupled_groups, lone_share, shared_seconds
 from stagec.ir.serving_step import DECODE, MIXED, PREFILL
 from stagec.ir_spec.strategy.scheduler import ALONE, SchedulerRule
+from stagec.jobs.builder import JobBuilder
 from stagec.jobs.lowered import job_costs
 from stagec.jobs.pod_options import has_pods
 from stagec.jobs.pods import Pods
@@ -98,18 +101,26 @@ class StepPoint:
     """A step of a worker with `sequences` sequences in flight on all its stages together: seconds
     between the ends of two steps, their breakdown (`parts`), and by stage the bytes of a rank
     without caches and of caches. `passes` is the time in seconds to pass all stages if no other
-    step waits there. In decode with drafts, times are those of each generated token."""
+    step waits there. In decode with drafts, times are those of each generated token. `shared` are
+    those of the tokens of several groups of ranks."""
 
     sequences: int
     seconds: float
     passes: float
     parts: Mapping[str, float]
     stages: Sequence[tuple[int, int]]
+    shared: float = 0.0
 
     @property
     def peak(self) -> int:
         """The peak of a rank in bytes."""
         return max(map(sum, self.stages))
+
+    def lasting(self, seconds: float) -> StepPoint:
+        """This step in other seconds, with all parts in proportion."""
+        scale = seconds / self.seconds
+        parts = per_token(self.parts, scale)
+        return replace(self, seconds=seconds, passes=self.passes * scale, parts=parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +224,23 @@ class _Timing:
         at_hand = limit.text == AT_HAND
         self._rooms = [scheduler.room(room) if at_hand else room for room in rooms]
 
+    @cached_property
+    def _coupled(self) -> int:
+        """The number of groups that wait for each other, whose prompts come independently."""
+        if self._several or self._groups == 1:
+            return 1
+        module = JobBuilder(self._options.changed(step=_ONE)).module
+        return coupled_groups(self.task.options, module)
+
+    @cached_property
+    def _lone_share(self) -> tuple[int, float]:
+        """As `lone_share`, of groups with prompts of their own."""
+        if self._coupled == 1:
+            return 1, 1.0
+        load = self.task.load
+        asked = self._options.changed(prompt=load.prompt, context=load.cached or None)
+        return lone_share(asked, self._timer, Session())
+
     def worker(self) -> Worker:
         task = self.task
         batches = task.batches
@@ -272,9 +300,18 @@ class _Timing:
         mixed = self._step(asked, decode.sequences, reserved=self._reserved(asked, step=end))
         if mixed is None:
             return None
+        first = mixed.seconds
+        if self._coupled > 1:
+            part = replace(chunk, new=-(-work.size // self._coupled))
+            few = str(step_of([SequenceClass(1, load.context, 1, each), part]))
+            other = self._step(self._options.changed(step=few), decode.sequences)
+            if other is None:
+                return None
+            one = max(mixed.seconds - max(0.0, mixed.shared - other.shared), other.seconds)
+            share, mean, first = among_groups(work.share, self._coupled, mixed.seconds, one)
+            work, mixed = replace(work, share=share), mixed.lasting(mean)
         prompts = work.prompts * self._groups * self._stages
-        before = (work.steps - 1) * mixed.seconds
-        passes = chunks_pass(before, mixed.seconds, self._stages)
+        passes = chunks_pass((work.steps - 1) * first, first, self._stages)
         pods = self._pod(decode), self._pod(mixed, prompts, passes)
         rates = chunked(*pods, work, load.output, stages=self._stages)
         return MixedPoint(decode, mixed, budget, work, rates, load.output)
@@ -296,13 +333,13 @@ class _Timing:
             prompts = point if prompts is None else _together(prompts, point)
         if decode is None or prompts is None:
             return None
-        mixed = _together(decode, prompts)
-        if not self._fits(mixed.stages):
+        if not self._fits(_together(decode, prompts).stages):
             return None
-        one = self._pod(prompts, passes=passes)
-        steady = colocated(one, self._pod(decode), load.output, stages=self._stages)
+        one, lone = self._pod(prompts, passes=passes), self._lone_share
+        steady = colocated(one, self._pod(decode), load.output, stages=self._stages, lone=lone)
         steps = -(-load.prompt // budget)
-        share = decode.sequences / prompts.sequences / (load.output - 1)
+        share, mean, _ = turns_of(one, self._pod(decode), load.output, lone)
+        mixed = _together(decode, prompts.lasting(mean))
         work = PromptChunks(steps, -(-load.prompt // steps), 1, share)
         return MixedPoint(decode, mixed, budget, work, steady, load.output)
 
@@ -363,7 +400,8 @@ class _Timing:
         step = grouped(report.breakdown, {}), report.step_seconds, self._stages
         parts, seconds = steady_parts(*step), steady_seconds(*step)
         each = (seconds / gives, report.step_seconds / gives)
-        return StepPoint(sequences, *each, per_token(parts, 1 / gives), stages)
+        shared = shared_seconds(report) if asked.serve == MIXED and self._coupled > 1 else 0.0
+        return StepPoint(sequences, *each, per_token(parts, 1 / gives), stages, shared)
 
     def _fits(self, stages: Sequence[tuple[int, int]]) -> bool:
         """Whether the memory of a rank of each stage, or of each pod, fits its machine."""
