@@ -27,7 +27,7 @@ _MODULES = """
     pipeline_stages: split_weight_gradients split_stages gather_parameters_once retain_graphs
         keep_stage_values
     partition: coalesce_collectives reshard_parameters copy_gradients reorder_elements
-        keep_reductions keep_inputs keep_locals hold_inputs hold_stand_ins
+        keep_reductions keep_inputs keep_expert_rows keep_locals hold_inputs hold_stand_ins
         hold_flat_buffer hold_head_input
     serving: hand_over
     parts: connect_parts
@@ -68,7 +68,7 @@ PLUGIN = Plugin(
         "stages": "split-weight-gradients,split-stages,gather-parameters-once,retain-graphs,"
         "keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
-        "keep-reductions,keep-inputs,keep-locals,hold-inputs,hold-stand-ins,hold-flat-buffer,"
+        "keep-reductions,keep-inputs,keep-expert-rows,keep-locals,hold-inputs,hold-stand-ins,hold-flat-buffer,"
         "hold-head-input,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",

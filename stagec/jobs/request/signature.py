@@ -127,6 +127,9 @@ class JobFlags(TypedDict, total=False):
     #: Gather rows of experts that tensor-parallel ranks split again in backward as --tp-inputs says
     #: (regather), or save them (save-gathered).
     moe_inputs: Literal["regather", "save-gathered"] | None
+    #: Rows of experts end with their last use (op), or code has names for them until the layer
+    #: returns, and for what keeps the graph of a checkpoint until its next forward (layer).
+    moe_names: Literal["op", "layer"] | None
     #: With --serve: this many copies of popular experts, in addition to the model's experts.
     redundant_experts: int | None
     #: Element type of the weights of routers and of the products with them (given: as the model has
