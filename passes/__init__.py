@@ -14,7 +14,7 @@ _MODULES = """
         gather_logits
     strategy: pad_vocabulary pad_dimensions normalize_strategy add_lora serve_lora
         freeze_parameters add_dropout set_element_types fuse_attention expand_kernels
-        weigh_activations expand_attention expand_loss autocast insert_fp8_casts
+        weigh_activations order_shared_experts expand_attention expand_loss autocast insert_fp8_casts
     serving: copy_experts quantize_weights
     strategy: size_experts overlap_batches separate_attention choose_recompute
         split_microbatches place_values shard_parameters gather_dimensions exchange_dimensions
@@ -59,7 +59,7 @@ PLUGIN = Plugin(
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
         "serve-lora,freeze-parameters,add-dropout,set-element-types,fuse-attention,expand-kernels,"
-        "weigh-activations,expand-attention,expand-loss,quantize-weights,autocast,insert-fp8-casts,size-experts,"
+        "weigh-activations,order-shared-experts,expand-attention,expand-loss,quantize-weights,autocast,insert-fp8-casts,size-experts,"
         "overlap-batches,separate-attention,choose-recompute,split-microbatches,place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,whole-gradients,insert-collectives,hoist-reductions,"

@@ -74,6 +74,14 @@ class MoeRule(Record):
         software=True,
         needs=(EXPERTS,),
     )
+    shared: str = flagged(
+        "moe_shared",
+        "Shared experts are computed where the model's text has them (text), or before tokens are "
+        "sent to the routed ones (first).",
+        choices=("text", "first"),
+        software=True,
+        needs=(EXPERTS,),
+    )
     two_batches: bool = flagged(
         "two_batch_overlap",
         "With --serve: two half batches, one of which computes while the tokens of the other "
@@ -121,6 +129,10 @@ class MoeOp(Statement):
     (`MoEAlltoAllTokenDispatcher.dispatch_preprocess`, `self.probs`) until the next forward of the
     layer. So its inputs and their gradients stay (`keep-expert-rows`); the plan has them to the end
     of the microbatch.
+
+    With `shared = first`, shared experts are computed before the rows of routed ones
+    (Megatron-Core, core/transformer/moe/moe_layer.py: `MoELayer.experts_compute`), and their
+    backward follows that of the routed ones (`order-shared-experts`).
 
     With `gather`, nothing is sent to an expert. Tokens that are split over the ranks of the experts
     are gathered, a rank fills the buffers of its own experts, and the results for each token are

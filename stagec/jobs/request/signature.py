@@ -130,6 +130,9 @@ class JobFlags(TypedDict, total=False):
     #: Rows of experts end with their last use (op), or code has names for them until the layer
     #: returns, and for what keeps the graph of a checkpoint until its next forward (layer).
     moe_names: Literal["op", "layer"] | None
+    #: Shared experts are computed where the model's text has them (text), or before tokens are sent
+    #: to the routed ones (first).
+    moe_shared: Literal["text", "first"] | None
     #: With --serve: this many copies of popular experts, in addition to the model's experts.
     redundant_experts: int | None
     #: Element type of the weights of routers and of the products with them (given: as the model has
