@@ -14,7 +14,8 @@ _MODULES = """
         gather_logits
     strategy: pad_vocabulary pad_dimensions normalize_strategy add_lora serve_lora
         freeze_parameters add_dropout set_element_types fuse_attention expand_kernels
-        weigh_activations order_shared_experts expand_attention expand_loss autocast insert_fp8_casts
+        weigh_activations order_shared_experts expand_attention expand_loss autocast
+        insert_fp8_casts
     serving: copy_experts quantize_weights
     strategy: size_experts overlap_batches separate_attention choose_recompute
         split_microbatches place_values shard_parameters gather_dimensions exchange_dimensions

@@ -288,8 +288,9 @@ class JobFlags(TypedDict, total=False):
     table_moments: Literal["blocks", "f32"] | None
     #: SGD uses momentum.
     sgd_momentum: bool | None
-    #: Gradient buffers persist across steps, or are freed before forward.
-    grads: Literal["persistent", "freed"] | None
+    #: Gradient buffers persist across steps, are freed before forward, or by their update
+    #: (updated).
+    grads: Literal["persistent", "freed", "updated"] | None
     #: Gradients of split embedding tables: split, or of all rows on each rank (whole).
     grad_tables: Literal["split", "whole"] | None
     #: Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last one, or
