@@ -14,7 +14,8 @@ _MODULES = """
         gather_logits
     strategy: pad_vocabulary pad_dimensions normalize_strategy add_lora serve_lora
         freeze_parameters add_dropout set_element_types fuse_attention expand_kernels
-        weigh_activations expand_attention expand_loss autocast insert_fp8_casts
+        weigh_activations order_shared_experts expand_attention expand_loss autocast
+        insert_fp8_casts
     serving: copy_experts quantize_weights
     strategy: size_experts overlap_batches separate_attention choose_recompute
         split_microbatches place_values shard_parameters gather_dimensions exchange_dimensions
@@ -27,7 +28,7 @@ _MODULES = """
     pipeline_stages: split_weight_gradients split_stages gather_parameters_once retain_graphs
         keep_stage_values
     partition: coalesce_collectives reshard_parameters copy_gradients reorder_elements
-        keep_reductions keep_inputs keep_locals hold_inputs hold_stand_ins
+        keep_reductions keep_inputs keep_expert_rows keep_locals hold_inputs hold_stand_ins
         hold_flat_buffer hold_head_input
     serving: hand_over
     parts: connect_parts
@@ -59,7 +60,7 @@ PLUGIN = Plugin(
     pipelines={
         "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
         "serve-lora,freeze-parameters,add-dropout,set-element-types,fuse-attention,expand-kernels,"
-        "weigh-activations,expand-attention,expand-loss,quantize-weights,autocast,insert-fp8-casts,size-experts,"
+        "weigh-activations,order-shared-experts,expand-attention,expand-loss,quantize-weights,autocast,insert-fp8-casts,size-experts,"
         "overlap-batches,separate-attention,choose-recompute,split-microbatches,place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,whole-gradients,insert-collectives,hoist-reductions,"
@@ -68,7 +69,7 @@ PLUGIN = Plugin(
         "stages": "split-weight-gradients,split-stages,gather-parameters-once,retain-graphs,"
         "keep-stage-values",
         "units": "coalesce-collectives,reshard-parameters,copy-gradients,reorder-elements,"
-        "keep-reductions,keep-inputs,keep-locals,hold-inputs,hold-stand-ins,hold-flat-buffer,"
+        "keep-reductions,keep-inputs,keep-expert-rows,keep-locals,hold-inputs,hold-stand-ins,hold-flat-buffer,"
         "hold-head-input,eliminate-dead-code",
         "plan": "offload-to-host,plan-memory",
         "place": "inline,infer-shapes,partition",

@@ -342,7 +342,8 @@ class Discard(OpDef):
     applies only if its action runs separately, not directly after another action of the
     microbatch. With `saved` it does not apply where backward computes the value again: a node of
     PyTorch's graph releases what it saved after the casts of its gradients, but what it takes from
-    a checkpoint when its function returns."""
+    a checkpoint when its function returns. With `graph` the graph of a checkpoint has the values,
+    and something has a name for that: 'keep-expert-rows' makes them live longer."""
 
     name = "stg.discard"
     operands = ("x*",)
@@ -351,6 +352,7 @@ class Discard(OpDef):
     params = (
         Param("alone", "flag", "if the action around it runs by itself"),
         Param("saved", "flag", "if the value comes from forward, and is not computed again"),
+        Param("graph", "flag", "if the graph of a checkpoint has the values"),
     )
     example = "stg.discard(%y)"
 

@@ -191,8 +191,9 @@ class FuncOp(Declaration):
     the ranks at these coordinates along the axis `over` run the function; `parameters` is then the
     number of parameters of the whole model, `trainable` the number of trained ones if others are
     frozen. With `part`, the function is a part of the model; `peers` are the other parts that train
-    parameters. The part `main` has the loss. With `freed`, gradients do not exist before backward;
-    with `consumed`, they are freed by the update that uses them.
+    parameters. The part `main` has the loss. With `freed`, gradients do not exist before backward,
+    with `spent` besides, nor behind the update that uses them last; with `consumed`, updates run
+    beside backward and free them.
     """
 
     name = "stg.func"
@@ -210,6 +211,7 @@ class FuncOp(Declaration):
         Param("peers", "names", "the other parts that train parameters"),
         Param("freed", "flag", "gradients are freed between steps"),
         Param("copied", "flag", "sums of gradients end when they are copied into buckets"),
+        Param("spent", "flag", "with freed: gradients end with the updates that use them"),
         Param("consumed", "flag", "gradients are freed by their updates"),
         Param("guest", "name", "the pod that runs here too; its values have its name in front"),
     )

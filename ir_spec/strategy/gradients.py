@@ -5,7 +5,7 @@ from typing import Any
 from stagec.ir_spec.strategy.flag_values import FlagValues
 from stagec.ir_spec.strategy.statement import Record, Section, Statement, flagged, parameter
 
-LIFETIMES = ("persistent", "freed")
+LIFETIMES = ("persistent", "freed", "updated")
 STAGED = "staged"
 REDUCED = ("each", "once", STAGED)
 COLLECTIVES = ("reduce_scatter", "all_reduce")
@@ -17,7 +17,8 @@ class GradientsRule(Record):
 
     lifetime: str = flagged(
         "grads",
-        "Gradient buffers persist across steps, or are freed before forward.",
+        "Gradient buffers persist across steps, are freed before forward, or by their update "
+        "(updated).",
         choices=LIFETIMES,
     )
     tables: str = flagged(
@@ -82,7 +83,9 @@ class GradientsRule(Record):
 class GradientsOp(Statement):
     """The lifetime of gradients: in persistent buffers, as in Megatron-LM, or from backward to the
     end of the step (`freed`), so that none exist in forward, as with `zero_grad(set_to_none=True)`
-    of PyTorch.
+    of PyTorch. `updated`: the update frees them (deepspeed/runtime/zero/stage_1_and_2.py: `step`,
+    `free_grad_in_param_list`, `averaged_gradients[i] = None`). Under ZeRO-3 they then persist, as
+    parts of one buffer (stage3.py: `__param_id_to_grad_partition`).
 
     Sums over several microbatches exist from the first backward on, also during the forward of the
     next microbatch: they count as persistent. In a pipeline, the memory plan has them from the

@@ -66,6 +66,22 @@ class MoeRule(Record):
         software=True,
         needs=(EXPERTS, "sp"),
     )
+    names: str = flagged(
+        "moe_names",
+        "Rows of experts end with their last use (op), or code has names for them until the layer "
+        "returns, and for what keeps the graph of a checkpoint until its next forward (layer).",
+        choices=("op", "layer"),
+        software=True,
+        needs=(EXPERTS,),
+    )
+    shared: str = flagged(
+        "moe_shared",
+        "Shared experts are computed where the model's text has them (text), or before tokens are "
+        "sent to the routed ones (first).",
+        choices=("text", "first"),
+        software=True,
+        needs=(EXPERTS,),
+    )
     two_batches: bool = flagged(
         "two_batch_overlap",
         "With --serve: two half batches, one of which computes while the tokens of the other "
@@ -106,6 +122,17 @@ class MoeOp(Statement):
     Backward does so again, unless `stg.tp_inputs` saves what products gather. With
     `inputs = save_gathered` gathered rows are saved in any case: the dispatcher of Megatron-Core
     gathers them before the products (`MoEAlltoAllTokenDispatcher.dispatch_postprocess`).
+
+    With `names = layer`, rows before and after both exchanges stay until results are added up, as
+    code has names for them (Megatron-Core, core/transformer/moe/moe_layer.py: `MoELayer.forward`).
+    A checkpoint runs its backward on a graph of its own, for which the dispatcher has a name
+    (`MoEAlltoAllTokenDispatcher.dispatch_preprocess`, `self.probs`) until the next forward of the
+    layer. So its inputs and their gradients stay (`keep-expert-rows`); the plan has them to the end
+    of the microbatch.
+
+    With `shared = first`, shared experts are computed before the rows of routed ones
+    (Megatron-Core, core/transformer/moe/moe_layer.py: `MoELayer.experts_compute`), and their
+    backward follows that of the routed ones (`order-shared-experts`).
 
     With `gather`, nothing is sent to an expert. Tokens that are split over the ranks of the experts
     are gathered, a rank fills the buffers of its own experts, and the results for each token are

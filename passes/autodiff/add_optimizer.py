@@ -75,7 +75,7 @@ def add_optimizer(module: Module) -> None:
     strategy = read_strategy(module)
     if strategy.optimizer.form == "in_backward":
         module.main.attrs["consumed"] = True
-    elif strategy.one(GradientsRule).lifetime == "freed" and not _stay_in_buckets(strategy):
+    elif _ends(strategy) and not _stay_in_buckets(strategy):
         _free_gradients(module, strategy)
     if strategy.optimizer.kind == "none":
         return
@@ -249,21 +249,30 @@ def _check_in_backward(module: Module, strategy: Strategy) -> None:
         )
 
 
+def _ends(strategy: Strategy) -> bool:
+    """Whether gradients are freed before the next step: by their updates not under ZeRO-3."""
+    lifetime = strategy.one(GradientsRule).lifetime
+    return lifetime == "freed" or (lifetime == "updated" and strategy.zero < 3)
+
+
 def _stay_in_buckets(strategy: Strategy) -> bool:
     """Whether gradients are views of the flat buffers in which they are reduced."""
     return strategy.zero < 2 and bool(strategy.bucket) and strategy.one(BucketRule).views
 
 
 def _free_gradients(module: Module, strategy: Strategy) -> None:
-    """Set the flag `freed` of the function for the memory plan, unless the gradients are sums over
+    """Set the flag `freed` of the function for the memory plan, and `spent` where updates free
+    them, unless the gradients are sums over
     microbatches that persist."""
     late = strategy.pipeline is not None or (strategy.zero >= 2 and strategy.reduces_once)
     if any(op.has(Accumulates) for op in module.main.body.ops) and not late:
         why = "the sums of gradients over microbatches persist"
-        loc = strategy.one(GradientsRule).loc
-        module.diagnostics.remark(f"'stg.gradients[freed]' changes nothing: {why}", loc)
+        loc, lifetime = strategy.one(GradientsRule).loc, strategy.one(GradientsRule).lifetime
+        module.diagnostics.remark(f"'stg.gradients[{lifetime}]' changes nothing: {why}", loc)
     else:
         module.main.attrs["freed"] = True
+        if strategy.one(GradientsRule).lifetime == "updated":
+            module.main.attrs["spent"] = True
 
 
 def _clip_factor(

@@ -34,6 +34,7 @@ from stagec.ir.rewrite import carried, enclosing
 from stagec.ir.traits import Recasts, Stays
 from stagec.ir.types import DTYPE_BYTES
 from stagec.ir_spec.ops.contraction import Einsum, attributes_again
+from stagec.ir_spec.ops.route import Route
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.sharding.checkpoints import Checkpoint, checkpoints
 from stagec.sharding.gathers import is_of_parameter
@@ -51,13 +52,17 @@ def hand_over(
     keep_idle: bool = True,
     blocks: str = "needed",
     origins: Mapping[Operation, Operation] | None = None,
+    sums: Mapping[Value, Value] | None = None,
 ) -> None:
     """Give the backward region all values of the forward region that it uses, in place. With
     `keep_inputs` a recomputed block keeps its inputs until its backward ends, and is recomputed at
     once, as `blocks` of `stg.saved_tensors` states. With `keep_idle` values that the recompute list
     names are kept even if backward does not use them. `origins` maps operations of backward to
-    those of forward of which they compute gradients."""
-    run = _HandOver(registry, forward, back, origins or {}, replays=blocks == "replayed").run
+    those of forward of which they compute gradients, `sums` values of forward to their gradients,
+    which checkpoints with routers then keep."""
+    run = _HandOver(
+        registry, forward, back, origins or {}, sums or {}, replays=blocks == "replayed"
+    ).run
     run(keep_inputs=keep_inputs, keep_idle=keep_idle, whole=blocks == "whole")
 
 
@@ -100,6 +105,7 @@ class _HandOver:
         forward: Operation,
         back: Operation,
         origins: Mapping[Operation, Operation],
+        sums: Mapping[Value, Value],
         *,
         replays: bool,
     ) -> None:
@@ -109,7 +115,7 @@ class _HandOver:
             what = replace(what, policy="full_replay")
         self._what = replace(what, policy="none") if what.modules else what
         self._recalled: dict[Value, Value] = {}
-        self._origins = origins
+        self._origins, self._sums = origins, sums
         self._carry = carried(forward)
         self._inside: dict[Value, Value] = {}
         self._place = back.body.terminator  # recomputed operations go before this one
@@ -194,6 +200,7 @@ class _HandOver:
         kept = [known[v] for v in (*inputs, *results) if v not in read and not is_of_parameter(v)]
         end = Builder.after(self._registry, module.last, phase="recompute")
         end.op("stg.discard", list(dict.fromkeys(kept)), types=())
+        self._keep_graph(module.checkpoint.ops, inputs)
 
     def _get(self, value: Value) -> Value:
         """The value in the backward region that stands for one of the forward region."""
@@ -296,8 +303,18 @@ class _HandOver:
     def _keep_inputs(self) -> None:
         """Keep the inputs of a checkpoint until its last gradient is complete."""
         args = self._forward.body.args[: self._carry]
-        if inputs := [self._inside[a] for a in args if a in self._inside]:
-            self._discard(inputs, "recompute")  # in iterations that compute again
+        if inputs := {a: self._inside[a] for a in args if a in self._inside}:
+            self._discard([*inputs.values()], "recompute")  # in iterations that compute again
+            self._keep_graph(self._forward.body.ops, inputs)
+
+    def _keep_graph(self, ops: Sequence[Operation], inputs: Mapping[Value, Value]) -> None:
+        """Keep the inputs of a checkpoint with a router and their gradients, if that is asked
+        for."""
+        if self._sums and any(isinstance(op.definition, Route) for op in ops):
+            given = {v: again for v, again in inputs.items() if not is_of_parameter(again)}
+            kept = [*given.values(), *filter(None, map(self._sums.get, given))]
+            end = Builder.before(self._registry, self._back.body.terminator, phase="recompute")
+            end.op("stg.discard", kept, {"graph": True}, types=())
 
     def _replay_rest(self) -> None:
         """Recompute the whole block, including ops that backward does not need."""

@@ -64,6 +64,7 @@ from stagec.ir.traits import BeginsBackward, Free
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.parts import Arrive
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
+from stagec.ir_spec.strategy.moe import MoeRule
 from stagec.ir_spec.strategy.part import MAIN
 from stagec.ir_spec.strategy.recompute import RecomputeRule
 from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
@@ -172,6 +173,7 @@ class _TrainingStep:
         self.compiled = strategy.one(FusionRule).kind in COMPILED
         self.saves_needed = strategy.one(SavedTensorsRule).first == "needed"
         self.blocks = strategy.one(SavedTensorsRule).blocks
+        self.keeps_graphs = strategy.one(MoeRule).names == "layer"
         self.idle = idle_values(module)
 
     def run(self, loss: Value | None) -> None:
@@ -309,7 +311,10 @@ class _TrainingStep:
         if self.idle:
             erase_unused(region)  # so that unused values are not stashed
         keeps = {"keep_inputs": self.keeps_saved, "keep_idle": not self.compiled}
-        hand_over(self._registry, op, back, **keeps, blocks=self.blocks, origins=inner.origins)
+        sums = inner.sums if self.keeps_graphs else {}
+        hand_over(
+            self._registry, op, back, **keeps, blocks=self.blocks, origins=inner.origins, sums=sums
+        )
 
 
 class _Tape:
@@ -322,6 +327,8 @@ class _Tape:
         self.loops: dict[Value, Operation] = {}
         #: Maps operations to those of forward of which they compute gradients.
         self.origins: dict[Operation, Operation] = {}
+        #: Maps values to their complete gradients.
+        self.sums: dict[Value, Value] = {}
 
     def give(self, value: Value, grad: Value) -> None:
         """Add a contribution, if the value needs a gradient. PyTorch adds it to the earlier ones at
@@ -343,8 +350,11 @@ class _Tape:
         gradients = self._grads.pop(value, [])
         if len(gradients) > 1:
             b = where_made(self.builder, gradients) if at_once else self.builder
-            return b.value("stg.add", gradients, hint=value.prefixed("d_"))
-        return gradients[0] if gradients else None
+            gradients = [b.value("stg.add", gradients, hint=value.prefixed("d_"))]
+        if not gradients:
+            return None
+        self.sums[value] = gradients[0]
+        return gradients[0]
 
     def leftovers(self) -> list[tuple[Value, Value]]:
         """Values from outside of the region with the gradients that one iteration contributes."""

@@ -78,7 +78,8 @@ class _Plan:
         if self._plan.staged:
             stages = self._func.attrs["stages"]
             attrs |= {"stages": stages, "around": total_of(self._planner.around())}
-        keep = self._sets.gradients | self._sets.freed | self._sets.static
+        keep = self._sets.gradients | self._sets.static
+        keep |= set[Value]() if self._func.flag("spent") else self._sets.freed
         _insert_frees(self._module, self._body, keep, self._plan.roots)
         b.op("stg.memory", (), attrs, types=())
         for work in self._plan.works():

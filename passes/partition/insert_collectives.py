@@ -93,7 +93,7 @@ def insert_collectives(
     until = read_strategy(module).one(SavedTensorsRule).until
     again = partial(_gathers_again, save_gathered=save_gathered, save_rows=save_rows)
     for func in module.functions:
-        _Inserter(module, save_gathered).region(func.body)
+        _Inserter(module, save_gathered, save_rows).region(func.body)
         _keep_moved(func.body, again)
         if until == "node":
             _gather_first(func.body)
@@ -118,12 +118,12 @@ def _gather_first(region: Region) -> None:
 
 
 class _Inserter:
-    def __init__(self, module: Module, save_gathered: bool) -> None:
+    def __init__(self, module: Module, save_gathered: bool, save_rows: bool) -> None:
         self._module = module
         self._facts = module.facts
         self._resharding = Resharding.of(module)
         self._deferred = read_strategy(module).deferred
-        self._save_gathered = save_gathered
+        self._save_gathered, self._save_rows = save_gathered, save_rows
         self._cache: dict[_Key, Value] = {}
 
     def region(self, region: Region) -> None:
@@ -204,7 +204,8 @@ class _Inserter:
             raise op.error(message, remedy=MAKE_PARTS) from None
         builder = self._before(op)
         home = value.region if op.parent is None else op.parent
-        keeps = (self._save_gathered and not op.flag("again")) or is_parameter(uncast(value))
+        saves = self._save_gathered or (self._save_rows and _is_dispatched(value))
+        keeps = (saves and not op.flag("again")) or is_parameter(uncast(value))
         for step in steps:
             shared = op.phase if step.op == "stg.all_gather" and not keeps else ""
             known = self._existing(value, step, shared, home)

@@ -1,15 +1,25 @@
 """sort-expert-rows: adds the copies of exchanged rows into the order of experts, and back."""
 
-from stagec.api import Builder, Module, Pass, Phase, TensorType, Value, const, read_strategy
+from stagec.api import (
+    Builder,
+    Module,
+    Operation,
+    Pass,
+    Phase,
+    TensorType,
+    Value,
+    const,
+    read_strategy,
+)
 from stagec.ir.expr import same
-from stagec.ir_spec.ops.comm import AllToAll
+from stagec.ir_spec.ops.comm import AllGather, AllToAll, ReduceScatter
 from stagec.ir_spec.ops.moe import SortRows
 from stagec.ir_spec.strategy.moe import MoeRule
 
 
 class SortExpertRows(Pass):
     """Add `stg.sort_rows` after each all_to_all that sends rows to experts, and before each that
-    sends them back.
+    sends them back, where ranks that split experts have gathered rows and not yet reduced results.
 
     `stg.moe[sort]` asks for it, as Megatron-Core does (megatron/core/transformer/moe,
     token_dispatcher.py: `sort_chunks_by_idxs` in `dispatch_postprocess` and `combine_preprocess`).
@@ -59,11 +69,28 @@ def sort_expert_rows(module: Module) -> None:
     for op in moves:
         for index, (value, result) in enumerate(zip(op.operands, op.results, strict=True)):
             if _has_experts(result.tensor):
-                b = module.after(op, by=SortExpertRows.name)
-                result.replace_with(_sorted(b, result))
+                rows = _gathered(result)
+                b = module.after(rows.producer or op, by=SortExpertRows.name)
+                rows.replace_with(_sorted(b, rows))
             elif _has_experts(value.tensor):
-                b = module.before(op, by=SortExpertRows.name)
-                op.set_operand(index, _sorted(b, value))
+                user, slot = _unreduced(op, index)
+                b = module.before(user, by=SortExpertRows.name)
+                user.set_operand(slot, _sorted(b, user.operands[slot]))
+
+
+def _gathered(rows: Value) -> Value:
+    """Rows that were exchanged, or what ranks that split their experts gather of these."""
+    users = [user for user, _ in rows.uses]
+    alone = len(users) == 1 and isinstance(users[0].definition, AllGather)
+    return users[0].results[users[0].operands.index(rows)] if alone else rows
+
+
+def _unreduced(exchange: Operation, index: int) -> tuple[Operation, int]:
+    """The operation that takes rows before they are exchanged, or before they are reduced."""
+    rows = exchange.operands[index]
+    if rows.producer is not None and isinstance(rows.producer.definition, ReduceScatter):
+        return rows.producer, rows.index
+    return exchange, index
 
 
 def _has_experts(type_: TensorType) -> bool:

@@ -227,7 +227,7 @@ class _StageMaker:
         the model, `unused` parameters that become arguments as well."""
         stages = tuple(const(s) for s in self._stages)
         attrs: dict[str, Attr] = {"over": self._pipeline.rule.over, "stages": stages, **counts}
-        attrs |= {"freed": True} if old.flag("freed") else {}
+        attrs |= {flag: True for flag in ("freed", "spent") if old.flag(flag)}
         symbol = f"{old.symbol}_stage{self._stages[0]}"
         func = Operation(old.definition, (), attrs, symbol=symbol, loc=old.loc)
         body = func.make_region()

@@ -112,7 +112,8 @@ class _Runner(Allocations):
         end = self._step(body.terminator, (), counts=False)
         for value in body.terminator.operands:
             self._touch(self._refs.get(value), end)
-        for buffer in () if self._consumed else self.lives.buffers:
+        spent = self._consumed or body.owner.flag("spent")
+        for buffer in () if spent else self.lives.buffers:
             is_updated = "optimizer" in buffer.phases  # other values of backward end with the step
             if is_updated and buffer.category == GRADIENTS:  # the next step frees them
                 buffer.last[None] = end

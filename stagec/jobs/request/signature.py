@@ -127,6 +127,12 @@ class JobFlags(TypedDict, total=False):
     #: Gather rows of experts that tensor-parallel ranks split again in backward as --tp-inputs says
     #: (regather), or save them (save-gathered).
     moe_inputs: Literal["regather", "save-gathered"] | None
+    #: Rows of experts end with their last use (op), or code has names for them until the layer
+    #: returns, and for what keeps the graph of a checkpoint until its next forward (layer).
+    moe_names: Literal["op", "layer"] | None
+    #: Shared experts are computed where the model's text has them (text), or before tokens are sent
+    #: to the routed ones (first).
+    moe_shared: Literal["text", "first"] | None
     #: With --serve: this many copies of popular experts, in addition to the model's experts.
     redundant_experts: int | None
     #: Element type of the weights of routers and of the products with them (given: as the model has
@@ -282,8 +288,9 @@ class JobFlags(TypedDict, total=False):
     table_moments: Literal["blocks", "f32"] | None
     #: SGD uses momentum.
     sgd_momentum: bool | None
-    #: Gradient buffers persist across steps, or are freed before forward.
-    grads: Literal["persistent", "freed"] | None
+    #: Gradient buffers persist across steps, are freed before forward, or by their update
+    #: (updated).
+    grads: Literal["persistent", "freed", "updated"] | None
     #: Gradients of split embedding tables: split, or of all rows on each rank (whole).
     grad_tables: Literal["split", "whole"] | None
     #: Under ZeRO-2 and 3 gradients are reduced in each microbatch, once behind the last one, or
