@@ -36,8 +36,8 @@ class AddLora(Pass):
     part of the path of a parameter. A parameter that is used in several products has one adapter. A
     dimension of size 2 or 3 that is not contracted packs matrices (gate and up; query, key and
     value), each of which has an adapter of its own. A bias belongs to the module, so the result of
-    the adapter is added to their sum (`Linear.forward` of peft). If `stg.kernels` names `part_of`, parameters
-    whose products run as one are one module, whose adapter has a single A.
+    the adapter is added to their sum (`Linear.forward` of peft). If `stg.kernels` names `part_of`,
+    parameters whose products run as one are one module, whose adapter has a single A.
 
     Before:
         stg.strategy @s {
