@@ -28,6 +28,7 @@ from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, cast_to
 from stagec.ir_spec.ops.convolution import Convolution
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
+from stagec.ir_spec.ops.norm import NARROW
 from stagec.ir_spec.ops.quantized import FORMATS
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.strategy.adapters import AdaptersRule
@@ -51,7 +52,8 @@ class Autocast(Pass):
     product is cast like its operands, because both are one call. Products that are parts of one
     product share a cast. For a packed parameter the activation is cast once for each parameter in
     it. With `as_weights` model code has cast the activation to fp32 before
-    (`T5DenseActDense.forward`). A compiler that fuses element-wise ops (`stg.fusion`) casts each
+    (`T5DenseActDense.forward`). Norms with `code = narrow` are cast like products
+    (`NemotronLayerNorm1P`). A compiler that fuses element-wise ops (`stg.fusion`) casts each
     value once. In a model that computes in 16 bits, norms, softmax and powers alone take casts, and
     what takes their results.
 
@@ -215,6 +217,9 @@ class _Caster:
             given = attends and self._rule.attention == "given"
             if not given and (self._only is None or self._only(op)):
                 self._product(op)
+            return
+        if op.text("code", "") == NARROW:
+            self._product(op)  # it has no part in the list
             return
         if op.flag("steps") and op.flag("wide_scale"):
             self._wide_norm(op)
