@@ -12,8 +12,8 @@ _MODULES = """
     parts: cut_part
     serving: to_serving absorb_latent draft_tokens verify_drafts draft_ahead sample_tokens
         gather_logits
-    strategy: pad_vocabulary pad_dimensions normalize_strategy add_lora serve_lora
-        freeze_parameters add_dropout set_element_types fuse_attention expand_kernels
+    strategy: pad_vocabulary pad_dimensions normalize_strategy add_dropout add_lora serve_lora
+        freeze_parameters set_element_types fuse_attention expand_kernels
         weigh_activations order_shared_experts expand_attention expand_loss autocast
         insert_fp8_casts
     serving: copy_experts quantize_weights
@@ -58,10 +58,11 @@ PLUGIN = Plugin(
     passes=tuple(_passes()),
     ops=BUILTIN,
     pipelines={
-        "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,add-lora,"
-        "serve-lora,freeze-parameters,add-dropout,set-element-types,fuse-attention,expand-kernels,"
-        "weigh-activations,order-shared-experts,expand-attention,expand-loss,quantize-weights,autocast,insert-fp8-casts,size-experts,"
-        "overlap-batches,separate-attention,choose-recompute,split-microbatches,place-values,"
+        "apply-strategy": "pad-vocabulary,pad-dimensions,normalize-strategy,copy-experts,"
+        "add-dropout,add-lora,serve-lora,freeze-parameters,set-element-types,fuse-attention,"
+        "expand-kernels,weigh-activations,order-shared-experts,expand-attention,expand-loss,"
+        "quantize-weights,autocast,insert-fp8-casts,size-experts,overlap-batches,"
+        "separate-attention,choose-recompute,split-microbatches,place-values,"
         "shard-parameters,gather-dimensions,exchange-dimensions,ring-attention",
         "partition": "propagate-sharding,whole-gradients,insert-collectives,hoist-reductions,"
         "narrow-collectives,sort-expert-rows,shard-units,keep-gathered-parameters,"

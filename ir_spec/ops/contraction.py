@@ -307,8 +307,15 @@ class Mul(Elementwise):
 
     def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
         dy, (x, y) = present(grads[0]), op.operands
-        pairs = ((x, y), (y, x))
-        return [b.value("stg.mul", [dy, other], hint=v.prefixed("d_")) for v, other in pairs]
+        pairs, sources = ((x, y), (y, x)), [_before_kernel(v) for v in (x, y)]
+        made = [b.value("stg.mul", [dy, other], hint=v.prefixed("d_")) for v, other in pairs]
+        if sources == [x, y]:
+            return made
+        # the engine casts before the node releases what it saved (`validate_outputs` of PyTorch)
+        made = [cast_to(b, d, v.tensor.dtype) for d, v in zip(made, sources, strict=True)]
+        b.op("stg.discard", [dy], types=())
+        b.op("stg.discard", [x, y], {"saved": True}, types=())
+        return made
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0] * args[1]]
@@ -367,7 +374,8 @@ _STAYS = (
 class Cast(Elementwise):
     """Changes the element type; no FLOPs, only bytes. Partial sums stay partial: they are reduced
     in the new type. Casts to and from i8 use one scale for the whole tensor, whose bytes are not
-    counted. With `again`, backward repeats the cast instead of stashing the result.
+    counted. With `again`, the kernel that takes the result casts by itself, in backward too, so the
+    result needs no memory of its own.
 
     A cast to 8 or 4 bits writes its result twice if products contract different dimensions of it:
     tensor cores take 8-bit operands along the contracted dimension (NVIDIA/TransformerEngine,
@@ -393,6 +401,9 @@ class Cast(Elementwise):
 
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to")]
+
+    def reuses(self, op: Operation, index: int) -> int | None:
+        return 0 if op.flag("again") else super().reuses(op, index)
 
     def costs_read(self, op: Operation) -> Hashable:
         """Whether a second copy is written, for other products."""
@@ -421,6 +432,14 @@ class Cast(Elementwise):
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
         return [args[0]]
+
+
+def _before_kernel(value: Value) -> Value:
+    """What a kernel takes that casts by itself; the value if it does not, or has other users."""
+    op = value.producer
+    casts = op is not None and isinstance(op.definition, Cast) and op.flag("again")
+    casts = casts and len(value.uses) == 1
+    return op.operands[0] if op is not None and casts else value
 
 
 def cast_to(b: Builder, value: Value, dtype: str) -> Value:

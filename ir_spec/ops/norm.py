@@ -38,11 +38,13 @@ _GIVEN_INPUT = Param(
 _CODE = Param(
     "code",
     "name",
-    "how model code computes it: by a kernel (the default), by one in fp32 (wide), or operation by "
-    "operation in fp32 (stepwise)",
-    choices=("kernel", "wide", "stepwise"),
+    "how model code computes it: by a kernel (the default), by one in fp32 (wide), by one in the "
+    "type to which autocast casts (narrow), or operation by operation in fp32 (stepwise)",
+    choices=("kernel", "wide", "narrow", "stepwise"),
     default="kernel",
 )
+#: The value of `code` of a norm that casts as products do.
+NARROW = "narrow"
 _STEPS = Param("steps", "flag", "backward runs operation by operation, as that of eager PyTorch")
 _IN_PLACE = Param("in_place", "flag", "the gradient of x overwrites that of the result")
 #: The number of temporary tensors of eager backward: x^(2-1), 2x of it, and the mean's gradient for
@@ -283,7 +285,7 @@ class LayerNorm(NormBase):
     def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """In fp32 and cast back: by one kernel as `OlmoLayerNorm` of transformers, or with the
         centered input twice as `CohereLayerNorm`, whose scale is applied in fp32."""
-        if op.text("code", _CODE.default) == "kernel":
+        if op.text("code", _CODE.default) in ("kernel", NARROW):
             return None
         x, vectors = op.operands[0], [cast_to(b, v, "f32") for v in op.operands[1:]]
         wide, dtype, name = cast_to(b, x, "f32"), x.tensor.dtype, op.result.name

@@ -267,6 +267,8 @@ class _HandOver:
         idle = [op for op in self._forward.body.ops[:last] if self._is_idle(op)]
         for op in idle:
             self._recompute(op)
+        for op in [op for op in self._forward.body.ops[:last] if op.has(Stays)]:
+            self._name_again(op)
         for place, op in enumerate(sorted(self._again, key=self._again.__getitem__), first):
             body.ops.remove(op)
             body.insert(place, op)
@@ -281,6 +283,15 @@ class _HandOver:
         if made:
             ends = Operation(self._registry["stg.discard"], made, {"phase": "recompute"})
             body.insert(first + len(self._again), ends)
+
+    def _name_again(self, discard: Operation) -> None:
+        """Keep recomputed values as long as forward does, which is the same code."""
+        values = [self._inside[v] for v in discard.operands if v in self._inside]
+        values = [v for v in values if v.producer in self._again]
+        if values:
+            copy = Operation(discard.definition, values, {"phase": "recompute"}, loc=discard.loc)
+            self._again[copy] = discard.position()
+            self._back.body.insert(self._place.position(), copy)
 
     def _first_unpacked(self) -> int:
         """The position of the first operation of backward that reads more than gradients."""

@@ -13,6 +13,7 @@ from stagec.api import (
     TensorType,
     Value,
     const,
+    is_parameter,
     read_strategy,
 )
 from stagec.ir.builder import RawAttr
@@ -34,8 +35,9 @@ class AddLora(Pass):
     Without options it applies `stg.lora` and `stg.adapters` of the strategy. A name is the last
     part of the path of a parameter. A parameter that is used in several products has one adapter. A
     dimension of size 2 or 3 that is not contracted packs matrices (gate and up; query, key and
-    value), each of which has an adapter of its own. If `stg.kernels` names `part_of`, parameters
-    whose products run as one are one module, whose adapter has a single A.
+    value), each of which has an adapter of its own. A bias belongs to the module, so the result of
+    the adapter is added to their sum (`Linear.forward` of peft). If `stg.kernels` names `part_of`,
+    parameters whose products run as one are one module, whose adapter has a single A.
 
     Before:
         stg.strategy @s {
@@ -135,6 +137,15 @@ def _part_of(value: Value) -> Operation | None:
     return None
 
 
+def _with_bias(product: Value) -> Value:
+    """The sum of a product and its bias; the product itself if it has none."""
+    if len(product.uses) != 1:
+        return product
+    (user, index), *_ = product.uses
+    adds = isinstance(user.definition, Add) and len(user.operands) == 2
+    return user.result if adds and is_parameter(user.operands[1 - index]) else product
+
+
 class _Adapter:
     """The adapter of the parameters of a module."""
 
@@ -169,9 +180,9 @@ class _Adapter:
 
     def _beside(self, op: Operation, index: int, a: Value, b: Value) -> None:
         """y = x w becomes x w + x a b."""
-        cut, y, x = LowRankCut(op, index), op.result, op.operands[1 - index]
+        cut, y, x = LowRankCut(op, index), _with_bias(op.result), op.operands[1 - index]
         users = list(y.uses)
-        build = self._module.after(op, by=AddLora.name)
+        build = self._module.after(y.producer or op, by=AddLora.name)
         to = {"to": op.text("to")} if "to" in op.attrs and not self._wide else {}
         low = self._lows.get(x)
         if low is None:

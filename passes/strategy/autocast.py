@@ -22,12 +22,13 @@ from stagec.ir.builder import RawAttr
 from stagec.ir.expr import ZERO
 from stagec.ir.rewrite import carried, uses_inside
 from stagec.ir.rule import parse_rule, shape_text
-from stagec.ir.traits import Free, Wide
+from stagec.ir.traits import Free, Repeats, Wide
 from stagec.ir.types import FLOATS
 from stagec.ir_spec.ops.contraction import Add, Cast, Einsum, Mul, cast_to
 from stagec.ir_spec.ops.convolution import Convolution
 from stagec.ir_spec.ops.gated import is_joined
 from stagec.ir_spec.ops.layout import PartOf
+from stagec.ir_spec.ops.norm import NARROW, WithVectors
 from stagec.ir_spec.ops.quantized import FORMATS
 from stagec.ir_spec.ops.rope import RotaryEmbedding
 from stagec.ir_spec.strategy.adapters import AdaptersRule
@@ -35,6 +36,7 @@ from stagec.ir_spec.strategy.autocast import AutocastRule
 from stagec.ir_spec.strategy.dtypes import computed_in
 from stagec.ir_spec.strategy.fusion import COMPILED, FusionRule
 from stagec.ir_spec.strategy.lora import FIRST
+from stagec.ir_spec.strategy.saved_tensors import SavedTensorsRule
 from stagec.ir_spec.strategy.weights import WeightsRule
 from stagec.models import is_shipped
 
@@ -51,7 +53,9 @@ class Autocast(Pass):
     product is cast like its operands, because both are one call. Products that are parts of one
     product share a cast. For a packed parameter the activation is cast once for each parameter in
     it. With `as_weights` model code has cast the activation to fp32 before
-    (`T5DenseActDense.forward`). A compiler that fuses element-wise ops (`stg.fusion`) casts each
+    (`T5DenseActDense.forward`). Norms with `code = narrow` are cast like products
+    (`NemotronLayerNorm1P`). With `stg.saved_tensors[until = node]` what a norm gives a module is
+    there until the module returns. A compiler that fuses element-wise ops (`stg.fusion`) casts each
     value once. In a model that computes in 16 bits, norms, softmax and powers alone take casts, and
     what takes their results.
 
@@ -149,9 +153,50 @@ def autocast(module: Module, rule: AutocastRule, *, once: bool = False) -> None:
     without products in fp32."""
     caster = _Caster(module, rule, once=once)
     caster.region(module.main.body)
+    strategy = read_strategy(module)
+    if strategy.one(SavedTensorsRule).until == "node" and strategy.pipeline is None and not once:
+        for op in [op for op in module.main.body.walk() if op.has(Repeats)]:
+            name_inputs(module, op.body)
     if not caster.casts:
         remark = "'stg.autocast' changes nothing: the model has no product in fp32"
         module.diagnostics.remark(remark, rule.loc)
+
+
+def name_inputs(module: Module, block: Region) -> None:
+    """Keep what the modules of a block are given, a norm, until they return, in place: their code
+    has a name for it, while backward has casts (`x` of `LlamaMLP.forward`)."""
+    for op in [op for op in block.ops if isinstance(op.definition, Add)]:
+        for value in op.operands:
+            end = _returned(value)
+            given = _norm_of(end, block) if end is not None else None
+            if end is not None and given is not None:
+                b = module.after(end, by=Autocast.name)
+                b.op("stg.discard", [given], types=())
+
+
+def _returned(value: Value) -> Operation | None:
+    """The operation whose result a module returns: the last product or sum before a value."""
+    op = value.producer
+    while op is not None and op.operands and not isinstance(op.definition, Add | Einsum):
+        op = op.operands[0].producer
+    return op
+
+
+def _norm_of(end: Operation, block: Region) -> Value | None:
+    """The result of a norm of which all that an operation takes of the block's input is made, or
+    None."""
+    inputs = {*block.args[: carried(block.owner)]}
+    left = {*end.operands}
+    while left:
+        left = {v for v in left if v.producer is not None or v in inputs}
+        value = max(left, key=lambda v: v.producer.position() if v.producer else -1, default=None)
+        made = value.producer if value is not None else None
+        if made is None:
+            return None
+        if len(left) == 1 and isinstance(made.definition, WithVectors):
+            return value
+        left = {v for v in left if v is not value} | {*made.operands}
+    return None
 
 
 class _Caster:
@@ -215,6 +260,9 @@ class _Caster:
             given = attends and self._rule.attention == "given"
             if not given and (self._only is None or self._only(op)):
                 self._product(op)
+            return
+        if op.text("code", "") == NARROW:
+            self._product(op)  # it has no part in the list
             return
         if op.flag("steps") and op.flag("wide_scale"):
             self._wide_norm(op)

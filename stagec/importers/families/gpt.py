@@ -314,7 +314,7 @@ def read_olmo(config: Config) -> ModelText:
 def read_nemotron(config: Config) -> ModelText:
     """Nemotron-4 (arXiv 2402.16819): a squared ReLU, norms with a scale of 1 + w."""
     model = DecoderModel(config, Sizes(6144, 24576, 32, 48, 256000, 4096))
-    norm = Norm("layer", zero_centered=True)
+    norm = Norm("layer", zero_centered=True, code="narrow")
     mixer = model.biased(Attention(rope=model.rope(partial=Fraction(1, 2))))
     block = FeedForward(model.activation("relu2"), gated=False, bias=model.flag("mlp_bias"))
     return model.stack(mixer, block, norm=norm)

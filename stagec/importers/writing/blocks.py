@@ -31,7 +31,7 @@ class Norm:
     zero_centered: bool = False
     wide_scale: bool = False
     given_input: bool = False
-    code: Literal["kernel", "wide", "stepwise"] = "kernel"
+    code: Literal["kernel", "wide", "narrow", "stepwise"] = "kernel"
 
     def write(self, body: Body, out: str, x: str, name: str, dims: str = "D") -> str:
         """Append the norm of `x`, with parameters of this name, and return the name of the
