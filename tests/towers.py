@@ -485,6 +485,12 @@ TOWERS: Mapping[str, Keys] = {
         "mm_projector_type": "mlp2x_gelu",
         "mm_vision_tower": "openai/clip-vit-large-patch14",
     },
+    "vila": {
+        "llm_cfg": {**_LLAMA, "model_type": "llama", "max_position_embeddings": 16},
+        "vision_tower_cfg": {**_VISION, "model_type": "siglip_vision_model"},
+        "mm_projector_cfg": {"mm_projector_type": "mlp_downsample_3x3_fix"},
+        "mm_hidden_size": 32,
+    },
     "phi3_v": {**_LLAMA, "max_position_embeddings": 16},
     "phi4_multimodal": {
         **_LLAMA,
