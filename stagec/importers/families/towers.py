@@ -13,7 +13,7 @@ from functools import partial
 
 from stagec.importers.common.idle import Idle, clip, image_tokens, read_idle, siglip
 from stagec.importers.common.sizes import read_size
-from stagec.importers.families.images_beside import language_of
+from stagec.importers.families.images_beside import language_alone, language_of
 from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS
@@ -309,11 +309,16 @@ _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
 }
 
 
+#: The sections of towers, and of language models.
+_SECTIONS = ("vision_config", "audio_config", "encoder_config", "text_config", "llm_config")
+
+
 def _read(config: Config, projector: Projector, *, tower: str, words: str) -> ModelText:
     """The text of a language model with a tower; `tower` and `words` are the types of these where
-    no key says them."""
-    seen = config.needed("vision_config", "audio_config", "encoder_config")
-    spoken = config.needed("text_config", "llm_config")
+    no key says them. Without a section for each it is the language model alone."""
+    if config.has("num_hidden_layers") and not config.has(*_SECTIONS):
+        return language_alone(config, words)
+    seen, spoken = config.needed(*_SECTIONS[:3]), config.needed(*_SECTIONS[3:])
     text = language_of(config, spoken, words)
     kind = seen.word("model_type", among=("", *_TOWERS), default=tower)  # '': Kimi-K2.5-NVFP4
     idle = _TOWERS[kind or tower](seen, text)
