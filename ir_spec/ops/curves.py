@@ -73,6 +73,16 @@ def _erf_form_derivative(x: Array) -> Array:
     return _normal(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
 
+def soft_silu(bound: float) -> PointFunction:
+    """bound * tanh(x / bound) times the sigmoid of x."""
+
+    def derivative(x: Array) -> Array:
+        t, s = np.tanh(x / bound), sigmoid(x)
+        return s * (1 - t * t + bound * t * (1 - s))
+
+    return PointFunction(lambda x: bound * np.tanh(x / bound) * sigmoid(x), derivative, 6, 12)
+
+
 def swish(slope: float, cost: int, gradient_cost: int) -> PointFunction:
     """x times the sigmoid of slope * x."""
     return PointFunction(

@@ -20,13 +20,19 @@ from stagec.ir.traits import Fusible, Trait
 from stagec.ir_spec.ops.activation import gelu_steps
 from stagec.ir_spec.ops.base import derive, gradients
 from stagec.ir_spec.ops.contraction import Add, cast_to
-from stagec.ir_spec.ops.curves import FORM, GELU, STEPWISE, PointFunction, swish
+from stagec.ir_spec.ops.curves import FORM, GELU, STEPWISE, PointFunction, soft_silu, swish
 from stagec.ir_spec.ops.structure import ratio
 
 _CLAMPED = (
     Param("slope", "ratio", "the gate is times sigmoid(slope * gate) (default 1)"),
     Param("limit", "ratio", "gate is at most this, up is within +- this (default: no limit)"),
     Param("shift", "ratio", "is added to up (default 0)"),
+)
+_SOFT = (
+    Param(
+        "soft", "ratio", "gate is soft * tanh(gate / soft), times its sigmoid (default: no bound)"
+    ),
+    Param("soft_up", "ratio", "up is soft_up * tanh(up / soft_up) (default: no bound)"),
 )
 #: The name in `stg.kernels` of gradients that overwrite the buffers of gate and up.
 IN_PLACE = "gate_in_place"
@@ -151,7 +157,7 @@ class GatedGrad(OpDef):
     def flops(self, op: Operation, n: Sizes) -> Expr:
         """FLOPs of the gradients of gate and up, and of comparisons with a limit."""
         cost = self.of.curve(op).gradient_cost + 3 + self.of.more(op)
-        cost += (2 if "limit" in op.attrs else 0) + 3 * (len(op.operands) - 2)
+        cost += 2 * ("limit" in op.attrs) + 3 * ("soft_up" in op.attrs) + 3 * (len(op.operands) - 2)
         return product(n.values()) / n["z"] * cost
 
     def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
@@ -160,6 +166,8 @@ class GatedGrad(OpDef):
         of_weights = [(dy * curve.value(gate) * up).sum(-1) for _ in args[2:]]
         dy = dy * args[2][..., None] if len(args) > 2 else dy
         dgate, dup = dy * up * curve.derivative(gate), dy * curve.value(gate)
+        if "soft_up" in op.attrs:
+            dup = dup * (1 - (up / ratio(op, "soft_up", 1)) ** 2)
         if "limit" in op.attrs:
             limit = ratio(op, "limit", 0)
             dgate = dgate * (packed[:, 0] <= limit)
@@ -186,6 +194,9 @@ def _clamped(op: Operation, packed: Array) -> tuple[Array, Array]:
     if "limit" in op.attrs:
         limit = ratio(op, "limit", 0)
         gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    if "soft_up" in op.attrs:
+        bound = ratio(op, "soft_up", 1)
+        up = bound * np.tanh(up / bound)
     return gate, up + ratio(op, "shift", 0)
 
 
@@ -194,13 +205,15 @@ class Swiglu(Gated):
 
     With `slope`, `limit` or `shift` it is gate * sigmoid(slope * gate) * (up + shift) of clamped
     gate and up, as in gpt-oss: one more FLOP for the slope, one for the shift, 3 for the limit.
+    With `soft` it is soft * tanh(gate / soft) * sigmoid(gate) * up, and `soft_up` bounds up in the
+    same way, as in Kimi K3: 3 more FLOPs for each.
     """
 
     name = "stg.swiglu"
-    params = (*_CLAMPED, _IN_PLACE, _BOTH, JOINED)
+    params = (*_CLAMPED, *_SOFT, _IN_PLACE, _BOTH, JOINED)
     gradient = (
         ", 10 FLOPs per element of dy; as many more as forward has for slope and shift, and 5 for "
-        "the limit"
+        "the limit; 5 for `soft`, 6 for `soft_up`"
     )
     example = "%m = stg.swiglu(%gu) : bf16[B, S, F]"
 
@@ -209,7 +222,7 @@ class Swiglu(Gated):
 
     def _unfused(self, b: Builder, op: Operation, is_one: IsOneOnRank) -> Sequence[Value] | None:
         """The activation of gpt-oss, as in `GptOssExperts._apply_gate` of transformers."""
-        if not {"slope", "limit", "shift"} & op.attrs.keys():
+        if not {"slope", "limit", "shift"} & op.attrs.keys() or "soft" in op.attrs:
             return super()._unfused(b, op, is_one)
         (x,) = op.operands
         gate, up = self._halves(b, op, x)
@@ -253,13 +266,16 @@ class Swiglu(Gated):
         return [b.value(self.name, [packed], given, hint=op.result.name)]
 
     def curve(self, op: Operation) -> PointFunction:
+        if "soft" in op.attrs:
+            return soft_silu(ratio(op, "soft", 1))
         return swish(ratio(op, "slope", 1), 3, 7)
 
     def activation(self, op: Operation) -> tuple[str, Mapping[str, RawAttr]] | None:
-        return None if {"slope", "limit", "shift"} & op.attrs.keys() else ("stg.silu", {})
+        changed = {"slope", "limit", "shift", "soft", "soft_up"}
+        return None if changed & op.attrs.keys() else ("stg.silu", {})
 
     def more(self, op: Operation) -> int:
-        costs = (("slope", 1), ("limit", 3), ("shift", 1))
+        costs = (("slope", 1), ("limit", 3), ("shift", 1), ("soft_up", 3))
         return sum(cost for name, cost in costs if name in op.attrs)
 
 

@@ -350,9 +350,9 @@ class RelativeBias(OpDef):
         return make_rule("nh->hst", whole="n", sizes={"s": s, "t": t})
 
     def serve(self, step: ServingStep, op: Operation) -> Sequence[Value] | None:
-        """The bias between the new tokens and all tokens seen so far."""
+        """The bias between the new tokens and the rows of all tokens seen so far."""
         if op.flag("causal") and all(map(step.is_tokens, op.exprs("sizes"))):
-            op.attrs |= {"sizes": (step.new, step.seen), **step.past_attr()}
+            op.attrs |= {"sizes": (step.new, step.rows), **step.past_attr()}
         return op.results
 
     def verify(self, op: Operation) -> Iterator[str]:

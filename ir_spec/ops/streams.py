@@ -1,5 +1,6 @@
 """Residual streams that layers mix (hyper-connections, arXiv 2409.19606; constrained to a manifold,
-arXiv 2512.24880): the weights with which a layer reads, writes and mixes them."""
+arXiv 2512.24880): the weights with which a layer reads, writes and mixes them; and attention to the
+streams after earlier layers."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -164,3 +165,109 @@ def _back(dy: Array, steps: Sequence[Array]) -> Array:
         axis, y = -1 if number % 2 else -2, steps[number + 1]
         dy = (dy - (dy * y).sum(axis, keepdims=True)) / steps[number].sum(axis, keepdims=True)
     return np.asarray(steps[0] * (dy - (dy * steps[0]).sum(-1, keepdims=True)))
+
+
+# -- residuals of earlier blocks -------------------------------------------------------------------
+
+#: The first operands of `stg.attend_depth`: a row of the stream, and the vectors of its scores.
+_ROWS = "bsd,d,d"
+
+
+class _Depth(OpDef):
+    """Base class of attention to residual streams and its gradient; it is bound by memory."""
+
+    products: ClassVar[int]
+    others: ClassVar[int]  # FLOPs of the norm and of sums, for each element of a row
+
+    def streams(self, op: Operation) -> int:
+        """The number of streams: that of this layer, and earlier ones."""
+        raise NotImplementedError
+
+    def flops(self, op: Operation, n: Sizes) -> Expr:
+        rows = n["b"] * n["s"] * self.streams(op)
+        return self.matmul_flops(op, n) + rows * (n["d"] * self.others + 5)
+
+    def matmul_flops(self, op: Operation, n: Sizes) -> Expr:
+        return n["b"] * n["s"] * self.streams(op) * n["d"] * (2 * self.products)
+
+    def kernel(self, op: Operation, n: Sizes) -> None:
+        return None
+
+
+class AttendDepth(_Depth):
+    """Attention of each token to its residual streams (attention residuals, arXiv 2607.24653): the
+    average of `x` and of those after earlier blocks of layers, all [B, S, D], with a softmax of the
+    products of their RMSNorms, scaled by `norm` [D], with the vector `query` [D] as weights.
+
+    One kernel reads each stream once. FLOPs per stream and token: two products of D, 4 D of the
+    norm, and 5 of the softmax.
+    """
+
+    name = "stg.attend_depth"
+    operands = ("x", "norm", "query", "earlier*")
+    example = "%y = stg.attend_depth(%x, %n, %q, %e) : bf16[B, S, D]"
+    products = 2
+    others = 4
+
+    def streams(self, op: Operation) -> int:
+        return len(op.operands) - 2
+
+    def rule(self, op: Operation) -> Rule:
+        return make_rule(_ROWS + ",bsd" * (len(op.operands) - 3) + "->bsd", whole="d")
+
+    def grad(self, b: Builder, op: Operation, grads: Grads) -> Grads:
+        return gradients(b, op, [*grads, *op.operands])
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        values, _, _, weights = _attended(*args)
+        return [np.einsum("bsnd,bsn->bsd", values, weights)]
+
+
+class AttendDepthGrad(_Depth):
+    """Gradient of `stg.attend_depth`, which computes its weights again: six products of D, 15 D of
+    the norm and of sums, and 5 of the softmax for each stream and token."""
+
+    name = "stg.attend_depth_grad"
+    operands = ("dy", "x", "norm", "query", "earlier*")
+    results = ("dx", "dnorm", "dquery", "dearlier*")
+    example = (
+        "%dx, %dn, %dq, %de = stg.attend_depth_grad(%dy, %x, %n, %q, %e) : "
+        "(bf16[B, S, D], bf16[D], bf16[D], bf16[B, S, D])"
+    )
+    products = 4
+    others = 15
+
+    def streams(self, op: Operation) -> int:
+        return len(op.operands) - 3
+
+    def rule(self, op: Operation) -> Rule:
+        right = _ROWS + ",bsd" * (len(op.operands) - 4)
+        return make_rule(f"bsd,{right}->{right}", whole="d")
+
+    def dtypes(self, op: Operation) -> Sequence[str]:
+        return [v.tensor.dtype for v in op.operands[1:]]
+
+    def reference(self, op: Operation, ctx: NumericContext, *args: Array) -> Sequence[Array]:
+        dy, x, norm, query, *earlier = args
+        values, root, hat, weights = _attended(x, norm, query, *earlier)
+        dweights = np.einsum("bsd,bsnd->bsn", dy, values)
+        dscores = weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+        dhat = dscores[..., None] * (norm * query)
+        inner = (dhat * hat).mean(-1, keepdims=True)
+        dvalues = weights[..., None] * dy[:, :, None] + root * (dhat - hat * inner)
+        of_keys = np.einsum("bsn,bsnd->d", dscores, hat)
+        first, *rest = np.moveaxis(dvalues, 2, 0)
+        return [first, of_keys * query, of_keys * norm, *rest]
+
+
+def _attended(
+    x: Array, norm: Array, query: Array, *earlier: Array
+) -> tuple[Array, Array, Array, Array]:
+    """The streams [B, S, N, D], one over the roots of their mean squares, the streams times these,
+    and the weights [B, S, N]."""
+    values = np.stack([x, *earlier], axis=2)
+    root = 1 / np.sqrt((values * values).mean(-1, keepdims=True))
+    hat = values * root
+    scores = np.einsum("bsnd,d->bsn", hat, norm * query)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return values, root, hat, e / e.sum(-1, keepdims=True)

@@ -40,6 +40,10 @@ class CachingStep(ServingStep):
         default_factory=dict[tuple[Value, int, "Expr | None"], Value]
     )
 
+    @property
+    def rows(self) -> Expr:
+        return self._rows(None)
+
     def append(
         self, new: Value, *, dim: int = 1, span: Expr | None = None, rate: Expr = ONE
     ) -> Value:

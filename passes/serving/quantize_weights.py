@@ -289,8 +289,11 @@ class _Weight:
         replace_op(op, [cast_to(build, made.results[0], to)])
 
     def _cast(self, build: Builder, x: Value) -> Value:
-        """The activations in the type in which the product computes, cast once for all products."""
-        casts = (u for u, _ in x.uses if u.has(Recasts) and u.text("to") == self._format.compute)
+        """The activations in the type in which the product computes, cast once for all products of
+        a region: a cast in another region, such as that of other layers, is not visible."""
+        of = self._op.parent
+        users = (u for u, _ in x.uses if u.parent is of and u.has(Recasts))
+        casts = (u for u in users if u.text("to") == self._format.compute)
         if (there := next(casts, None)) is not None:
             return there.result
         to = self._format.compute

@@ -42,7 +42,6 @@ NOT_MODELED: Mapping[str, str] = {
     "mistral_large4": "layers that take the latent keys of earlier ones",
     "hy_v4": "residual streams that each layer reads and writes, but does not mix",
     "qwen4_exp": "residual streams, and tables of n-grams",
-    "kimi_k3": "residuals from the outputs of earlier blocks of layers",
     "blt": "patches of bytes that a model of their entropy forms",
 }
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from stagec.ir.expr import Expr
 from stagec.ir.types import Load, Routed
 
-_LONGEST = 400
+_LONGEST = 1 << 12
 Group: TypeAlias = tuple[str, ...]
 Shape: TypeAlias = tuple[Group, ...]
 

@@ -42,6 +42,11 @@ class ServingStep:
         """The tokens of a sequence after the step."""
         return self.past + self.new
 
+    @property
+    def rows(self) -> Expr:
+        """The rows of a cache of all seen tokens."""
+        return self.seen
+
     def is_tokens(self, size: Expr) -> bool:
         """Whether a dimension of this size has one element per new token."""
         return size == self.new

@@ -85,7 +85,7 @@ ONE_HEAD = ("gpt_bigcode", "falcon", "RefinedWeb", "RefinedWebModel")
 #: Zigzag is no order for a scan or a convolution beside attention.
 ALONE = ("mamba", "falcon_mamba", "mamba2", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm")
 _DELTAS = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6", "minicpmv4_7")
-_LINEAR = ("minimax", "minimax_text_01", "lfm2_vl", "lfm3", "bailing_hybrid", *_DELTAS)
+_LINEAR = ("minimax", "minimax_text_01", "lfm2_vl", "lfm3", "bailing_hybrid", "kimi_k3", *_DELTAS)
 SCANNED = (*(n for n in SCANS if n not in ALONE), *_LINEAR)
 #: Nor is it for convolutions that see both sides.
 CONVOLVED = ("wav2vec2", "unispeech", "unispeech-sat", "hubert", "wavlm")

@@ -456,6 +456,15 @@ CASES = {
         '    %y = stg.einsum["bsm,bsnm->bsnm"](%r, %y0)',
         "B, S, 2, 2",
     ),
+    "attend_depth": Case(
+        "%x: f32[B, S, D | param], %n: f32[D | param], %q: f32[D | param], "
+        "%e: f32[B, S, D | param], %f: f32[B, S, D | param]",
+        "%y = stg.attend_depth(%x, %n, %q, %e, %f)",
+        "B, S, D",
+    ),
+    "swiglu-soft": Case(
+        "%x: f32[B, 2, S, D | param]", "%y = stg.swiglu[soft = 2, soft_up = 3](%x)", "B, S, D"
+    ),
     "index-scores-without-weights": Case(
         "%q: f32[B, S, H, E | param], %k: f32[B, V, E | param]",
         "%y = stg.index_scores(%q, %k)",

@@ -117,6 +117,12 @@ def test_absorbed_and_plain_attention_agree(family: str) -> None:
     assert all("values" in op.attrs for op in operations(absorbed, "stg.attention"))
 
 
+def test_a_bias_by_distance_is_that_of_the_rows_of_a_rank() -> None:
+    """Ranks with parts of nine cached tokens have rows for ten."""
+    job = JobOptions(path_of("t5"), sizes=sizes_of("t5"), tp=2, dcp=2)
+    assert_serves(job, [("prefill", 8), ("decode", 1)])
+
+
 def test_rows_of_several_tokens_are_not_cached_in_parts_of_a_sequence() -> None:
     job = JobOptions(path_of(COMPRESSED), sizes=sizes_of(COMPRESSED), cp=2, cp_mode="all-gather")
     with pytest.raises(DiagnosticError, match="are not cached in parts of a sequence"):

@@ -8,13 +8,13 @@ the configuration on the meta device, each shared one counted once; `flops` are 
 S = 512, with eager attention (of Gemma 3n with dense layers only, which have the same products).
 Some values are recalled from the releases; both sides have the same ones. `tower` are the FLOPs of
 `get_image_features` of one image of the size that the configuration states. Of `qwen-7b`, `llama-
-nemotron-super-49b` and `minicpm-v-2.6`, which the reference does not have, it is the count of the
-release. Of `molmo-7b-d`, `phi-3.5-vision` and `phi-4-multimodal-release`, which it does not have
-either, it is the count of the importer, which shows changes. Of `longcat-flash`, experts
-without weights have none, as in the release, and a token takes rows of 8 of its 12 experts. Of
-`internlm-7b` it is the count of Llama with biases of attention, and of `xlstm-7b` that without the
-products of its kernel. Of LLaVA in the form of its authors it is that of the class of transformers,
-without the rows that this adds to the vocabulary.
+nemotron-super-49b`, `minicpm-v-2.6` and `kimi-k3`, which the reference does not have, it is the
+count of the release. Of `molmo-7b-d`, `phi-3.5-vision`, `phi-4-multimodal-release` and
+`vila1.5-3b`, which it does not have either, it is the count of the importer, which shows changes.
+Of `longcat-flash`, experts without weights have none, as in the release, and a token takes rows of
+8 of its 12 experts. Of `internlm-7b` it is the count of Llama with biases of attention, and of
+`xlstm-7b` that without the products of its kernel. Of LLaVA in the form of its authors it is that
+of the class of transformers, without the rows that this adds to the vocabulary.
 """
 
 from __future__ import annotations

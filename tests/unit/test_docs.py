@@ -417,6 +417,7 @@ TYPES: Mapping[str, str] = {
 }
 NAMES = {name: type_ for type_, names in TYPES.items() for name in names.split()}
 _SEQUENCE = {"x": "bf16[B, S, F]", "dy": "bf16[B, S, F]", "dt": "bf16[B, S, F]"}
+_STREAM = {"x": "bf16[B, S, D]", "n": "bf16[D]", "q": "bf16[D]"}
 _SELECTIVE = {
     **_SEQUENCE,
     **dict.fromkeys(("b", "c"), "bf16[B, S, K]"),
@@ -522,6 +523,8 @@ OPERANDS: Mapping[str, Mapping[str, str]] = {
         "s": "f32[1]",
         "b": "f32[4]",
     },
+    "stg.attend_depth": {**_STREAM, "e": "bf16[B, S, D]"},
+    "stg.attend_depth_grad": {**_STREAM, "dy": "bf16[B, S, D]", "e": "bf16[B, S, D]"},
     "stg.zero_weights_grad": {"dw0": "f32[B, S]"},
     "stg.put": {"dc": "bf16[B, D]"},
     **{

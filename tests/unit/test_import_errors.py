@@ -61,8 +61,8 @@ def problem(text: str) -> DiagnosticError:
         ('{"model_type": ["llama"]}', "'model_type' is a list of 1, expected a string"),
         ('{"model_type": "qwen33"}', "unknown model type 'qwen33'"),
         (
-            '{"model_type": "kimi_k3"}',
-            "the model type 'kimi_k3' is not modeled: it has residuals from the outputs of",
+            '{"model_type": "glm5_next"}',
+            "the model type 'glm5_next' is not modeled: it has an indexer of pooled keys",
         ),
     ],
 )

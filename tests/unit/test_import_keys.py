@@ -243,3 +243,16 @@ def test_adapters_of_a_release_are_declared() -> None:
     text = imported({**config, "vision_lora": {"r": 2, "layer": "", "lora_alpha": 4}}).text()
     assert "bf16[L, F, R_v | frozen]" in text
     assert "speech_qkv" not in text
+
+
+def test_a_file_with_the_keys_of_a_language_model_only_is_that_model() -> None:
+    words = {k: v for k, v in small("step3p5").items() if k != "model_type"}
+    alone = imported({"model_type": "step3p7", **words})
+    assert alone.symbols == imported({"model_type": "step3p5", **words}).symbols
+    assert any("tower" in note for note in alone.notes)
+
+
+def test_the_first_layers_of_step_are_dense_as_the_key_states() -> None:
+    given = {k: v for k, v in small("step3p5").items() if k != "moe_layers_enum"}
+    one, two = (imported({**given, "first_k_dense_replace": n}) for n in (1, 2))
+    assert one.text() != two.text()

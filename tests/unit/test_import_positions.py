@@ -272,3 +272,13 @@ def test_code_that_may_rotate_a_part_joins_all_parts(share: float) -> None:
     assert part is not None
     assert part[1] == ("K" if share == 1 else "R")
     assert "first = " not in imported("llama")
+
+
+@pytest.mark.parametrize("model_type", ["bart", "marian", "blenderbot", "opt", "gpt2", "whisper"])
+def test_sequences_are_no_longer_than_a_table_of_positions(model_type: str) -> None:
+    """Each slice of a table is within its rows, by an assumption of the text."""
+    text = import_model(Source("c.json", json.dumps(small(model_type))), BUILT_IN).text()
+    slices = re.findall(r"stg.slice\[dim = 0, (?:start = (\d+), )?size = ([ST])\]", text)
+    assert slices
+    for start, size in slices:
+        assert re.search(rf">= {size}{rf' [+] {start}' if start else ''}[],]", text)

@@ -15,6 +15,8 @@ STORED: dict[str, tuple[Any, str]] = {
     "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
     "gptq": ({"quant_method": "gptq", "bits": 4}, "int4"),
     "awq": ({"quant_method": "awq", "bits": 3}, "and the type of its weights"),
+    "auto-round": ({"quant_method": "auto-round", "bits": 4}, "int4"),
+    "fbgemm": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "fp8"),
     "bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
     "eight bits": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),

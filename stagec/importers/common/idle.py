@@ -128,11 +128,16 @@ def image_tokens(config: Config, text: ModelText, image: int) -> None:
 
 
 def siglip(
-    vision: Config, text: ModelText, usual: Sequence[int] = (768, 3072, 12, 16, 224)
+    vision: Config,
+    text: ModelText,
+    usual: Sequence[int] = (768, 3072, 12, 16, 224),
+    *,
+    headed: bool = False,
 ) -> Idle:
     """Declare the tower of SigLIP (arXiv 2303.15343) or SigLIP 2 (2502.14786), which states the
-    number of patches, with its pooling head if `vision_use_head` is set. `usual` are the defaults
-    of the width, the inner width, the layers, and the sides of a patch and of an image."""
+    number of patches, with its pooling head if `vision_use_head` is set, by default `headed`.
+    `usual` are the defaults of the width, the inner width, the layers, and the sides of a patch and
+    of an image."""
     width, inner, layers, patch, image = usual
     read_idle(vision, text, width=width, inner=inner, layers=layers, patch=patch)
     if vision.text("model_type", default="").startswith("siglip2"):
@@ -140,7 +145,7 @@ def siglip(
         vision.skip("image_size")
     else:
         image_tokens(vision, text, image)
-    headed = vision.flag("vision_use_head", default=False)
+    headed = vision.flag("vision_use_head", default=headed)
     vision.skip("projection_dim", "num_image_tokens", "projector_hidden_act", "num_positions")
     vision.skip("max_image_size", "vocab_size")
     vision.finish()

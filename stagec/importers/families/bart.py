@@ -42,6 +42,8 @@ def _read_bart(config: Config, kind: Sides) -> ModelText:
     _read_sides(config, text, layers=both, inner=inner, heads=heads, width=width)
     read_size(config, text, "V", "vocab_size", default=vocab)
     text.symbol("P", longest + kind.before, "positions")
+    for size in text.sequences:
+        text.assume(f"P >= {size} + {kind.before}" if kind.before else f"P >= {size}")
     config.fixed(normalize_before=kind.pre, add_final_layer_norm=kind.pre)
     config.only("normalize_embedding", kind.embed_norm)
     config.fixed(static_position_embeddings=kind.positions != "learned", add_bias_logits=False)

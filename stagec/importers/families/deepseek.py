@@ -23,14 +23,14 @@ class Latent:
     keys' and values'. Scores are divided by the square root of `share` of a head. Without a `rope`
     nothing is rotated. `temperature` are the static parameters of that of queries. Where it is
     `indexed`, H_i heads of J select N_keys keys for each query (arXiv 2512.02556), or keys are
-    given. With `head_gate` a sigmoid of the input is a gate of each head."""
+    given. A sigmoid of the input is a gate of each of `gated`."""
 
     low_rank: bool = True
     rope: Rope | None = field(default_factory=Rope)
     share: Fraction = Fraction(1)
     temperature: str = ""
     indexed: Literal["", "yes", "given"] = ""
-    head_gate: bool = False
+    gated: Literal["", "heads", "elements"] = ""
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
@@ -49,7 +49,7 @@ class Latent:
         if self.share != 1:
             part = f"{self.share.numerator}*(K + R)/{self.share.denominator}"
             yield f"mask = (causal, rsqrt = {part})"
-        yield from ["gated = heads"] if self.head_gate else []
+        yield from [f"gated = {self.gated}"] if self.gated else []
         yield from {"yes": ["indexed"], "given": ["indexed = given"]}.get(self.indexed, [])
 
 

@@ -104,7 +104,8 @@ def read_step3p5(config: Config) -> ModelText:
     read_size(config, model.text, "F_shared", "share_expert_dim", "share_expert_dims", default=1280)
     mixture = _by_sigmoids(mixture, config.ratio("moe_router_scaling_factor", default=1))
     plain = FeedForward(mixture.activation)
-    blocks = model.dense_first(min(3, model.count), mixture, plain)
+    dense = config.count("first_k_dense_replace", default=3)
+    blocks = model.dense_first(dense, mixture, plain)
     sparse = _numbers(config, "moe_layers_enum")
     if sparse and not config.has("mlp_layer_types"):
         blocks = [
@@ -178,5 +179,5 @@ def _check_step(config: Config) -> None:
     config.fixed(use_bidirectional_attention=False, moe_every_n_layer=1, moe_layer_offset=0)
     config.fixed(scoring_func="sigmoid", n_shared_experts=1)
     config.skip("need_fp32_gate")
-    config.skip("first_k_dense_replace", "projector_bias", "image_token_len", "im_end_token")
+    config.skip("projector_bias", "image_token_len", "im_end_token")
     config.skip("swiglu_limits", "swiglu_limits_shared")

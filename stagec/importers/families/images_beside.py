@@ -72,6 +72,14 @@ def language_of(config: Config, spoken: Config, words: str) -> ModelText:
     return text
 
 
+def language_alone(config: Config, words: str) -> ModelText:
+    """The text of a model of the type `words`, of which a configuration states only the keys of the
+    language model."""
+    text = _LANGUAGES[words].read(config)
+    text.notes.append("Left out: the tower, of which the configuration states nothing.")
+    return replace(text, name=config.text("model_type"))
+
+
 _V = Tower("_v")
 _NOTES = (
     "Of I_v images the patches of each row follow each other; %merged is the number of each token",

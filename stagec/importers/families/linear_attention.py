@@ -4,11 +4,13 @@ that have a gate for each element of keys, MiniMax with lightning attention."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Literal
 
 from stagec.importers.common.decoder_model import DecoderModel, Named, PerLayer, Sizes
 from stagec.importers.common.sizes import read_size
 from stagec.importers.common.state_space import GatedDelta, Lightning
 from stagec.importers.families.deepseek import Latent, LatentSizes, latent_of
+from stagec.importers.families.depth import write_depth
 from stagec.importers.family import reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import RMS, Attention, Experts, FeedForward
@@ -223,33 +225,65 @@ def _alpha_beta(config: Config, name: str, short: str) -> tuple[Fraction, Fracti
 
 @dataclass(frozen=True, slots=True)
 class KimiDelta:
-    """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, gates of rank P or of `full_rank`,
-    convolutions of W_m tokens, a norm of each head times a gate."""
+    """Kimi Delta Attention (arXiv 2510.26692): H_m heads of P, convolutions of W_m tokens, a norm
+    of each head times a gate; rank P have all `gates`, only those of decays, or none (`full`)."""
 
-    full_rank: bool = False
+    gates: Literal["low", "decays", "full"] = "low"
 
     def write(self, text: ModelText) -> Callee:
         """Add the block."""
-        return text.use("kimi_delta", "D H_m P W_m Q_m", *["gates = full"] * self.full_rank)
+        gates = [] if self.gates == "low" else [f"gates = {self.gates}"]
+        return text.use("kimi_delta", "D H_m P W_m Q_m", *gates)
 
 
 @reads("Kimi Linear", "kimi_linear", features="delta nets with gates by key")
 def read_kimi_linear(config: Config) -> ModelText:
     """Kimi Linear (arXiv 2510.26692): three layers of delta nets, one of latent attention without
-    positions; experts chosen by sigmoids."""
+    positions; experts chosen by sigmoids. In Kimi K3 (2607.24653) parts of layers read averages of
+    the residual streams before, and experts work on a projection."""
     sizes = Sizes(2304, 9216, 27, 32, 163840, 1 << 20)
     model, latent = latent_of(config, sizes, LatentSizes(queries=0))
     if config.flag("mla_use_nope", default=True):
         latent = replace(latent, rope=None)
-    types = _layer_types(model)
+    types, delta = _layer_types(model)
+    gated = model.flag("mla_use_output_gate")
+    latent = replace(latent, gated="elements" if gated else "")
     model.text.symbol("Q_m", 64, "tokens of a chunk, by the kernels")
     config.fixed(moe_router_activation_func="sigmoid", moe_layer_freq=1)
     config.skip("use_grouped_topk")
     scale = Fraction("2.446")
+    plain = _soft_gate(config) or FeedForward(model.activation())
     mixture = model.sigmoid_experts(count=256, top=8, inner=1024, shared=1, scale=scale)
+    shared = replace(mixture.shared, bounds=plain.bounds) if mixture.shared else None
+    mixture = replace(mixture, statics=plain.bounds, shared=shared)
+    if config.has("routed_expert_hidden_size"):
+        model.size("U", "routed_expert_hidden_size")
+        normed = model.flag("latent_moe_use_norm")
+        mixture = replace(mixture, narrow=True, narrow_norm=normed)
     dense = config.count("first_k_dense_replace", default=1)
-    blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
-    return _with_latents(model, types, latent, KimiDelta(), blocks)
+    blocks = model.dense_first(dense, mixture, plain)
+    size = config.count("attn_res_block_size", default=0)
+    if not size:
+        return _with_latents(model, types, latent, delta, blocks)
+    layers: list[tuple[str, Callee, Callee]] = []
+    for full, (name, block) in zip(types, blocks, strict=True):
+        mixer = latent.write(model.text) if full else delta.write(model.text)
+        kind = f"{'attention' if full else 'delta'}_{name}"
+        layers.append((kind, mixer, block.write(model.text)))
+    return write_depth(model.text, layers, size, Decoder(tied=model.tied()))
+
+
+def _soft_gate(config: Config) -> FeedForward | None:
+    """The dense block of Kimi K3, whose gate and its factor have smooth bounds; None for another
+    activation."""
+    if not config.is_text("hidden_act") or config.text("hidden_act") != "situ":
+        return None
+    config.drop("hidden_act")
+    gate = config.positive("activation_situ_beta", default=4)
+    bounds = [f"soft = {gate}"]
+    if config.has("activation_situ_linear_beta"):
+        bounds.append(f"soft_up = {config.positive('activation_situ_linear_beta')}")
+    return FeedForward(bounds=tuple(bounds))
 
 
 def _with_latents(
@@ -292,12 +326,13 @@ def read_bailing_hybrid(config: Config) -> ModelText:
     mixture = model.sigmoid_experts(count=512, top=8, inner=768, shared=1, scale=scale)
     dense = config.count("first_k_dense_replace", default=2)
     blocks = model.dense_first(dense, mixture, FeedForward(model.activation()))
-    latent = replace(latent, head_gate=True)
-    return _with_latents(model, full, latent, KimiDelta(full_rank=True), blocks)
+    latent = replace(latent, gated="heads")
+    return _with_latents(model, full, latent, KimiDelta("full"), blocks)
 
 
-def _layer_types(model: DecoderModel) -> list[bool]:
-    """For each layer, whether it has latent attention; declares H_m, P and W of the others."""
+def _layer_types(model: DecoderModel) -> tuple[list[bool], KimiDelta]:
+    """For each layer, whether it has latent attention; and the delta nets of the others, whose H_m,
+    P and W are declared."""
     config, text = model.config, model.text
     among = ("linear_attention", "full_attention")
     types = config.words("layer_types", among=among, length=model.count)
@@ -317,7 +352,12 @@ def _layer_types(model: DecoderModel) -> list[bool]:
         full = [i + 1 in attends for i in range(model.count)]
     for symbol, name, default in zip(("H_m", "P", "W_m"), names, (32, 128, 4), strict=True):
         read_size(source, text, symbol, name, default=default)
+    delta = KimiDelta()
     if inner is not None:
+        if inner.flag("use_full_rank_gate", default=False):
+            delta = KimiDelta("decays")
+        if inner.has("gate_lower_bound"):
+            text.notes.append("Left out: decays are at least gate_lower_bound.")
         inner.finish()
         config.skip("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim")
-    return full
+    return full, delta

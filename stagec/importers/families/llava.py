@@ -261,6 +261,21 @@ def _merged(config: Config, idle: Idle) -> None:
     idle.matrix("projector_out", "U_v, D", "D")
 
 
+@projects(
+    "Kimi K3",
+    "kimi_k3",
+    features="Kimi Linear, averages of earlier streams; tower of its own, 2 x 2 merger",
+    tower="kimi_k25_vision",
+    words="kimi_linear",
+)
+def _merged_behind(config: Config, idle: Idle) -> None:
+    """Kimi K3: two products of patches that are merged, and a norm."""
+    config.skip("image_placeholder", "media_placeholder_token_id")
+    idle.matrix("projector_in", "U_v, U_v")
+    idle.matrix("projector_out", "U_v, D")
+    idle.param("projector_norm", "D")
+
+
 # -- families whose towers are declared as a whole ------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from stagec.importers.common.idle import Idle, clip, image_tokens, read_idle, siglip
 from stagec.importers.common.sizes import read_size
-from stagec.importers.families.images_beside import language_of
+from stagec.importers.families.images_beside import language_alone, language_of
 from stagec.importers.family import Reader, reads
 from stagec.importers.reading.config import Config
 from stagec.importers.writing.blocks import ACTIVATIONS
@@ -106,8 +106,9 @@ def _whisper(sound: Config, text: ModelText, *, rotated: bool = False) -> Idle:
 
 
 def _moon(vision: Config, text: ModelText) -> Idle:
-    """Declare the tower of Kimi-VL and Kimi K2.5 (MoonViT, arXiv 2504.07491): an interpolated table
-    of positions of two axes. Names of keys of K2.5 begin with `vt_`."""
+    """Declare the tower of Kimi-VL, Kimi K2.5 and K3 (MoonViT, arXiv 2504.07491): an interpolated
+    table of positions of two axes. Names of keys of K2.5 begin with `vt_`; that of K3 has RMSNorm,
+    other widths of heads, and no biases."""
     width = read_size(vision, text, "D_v", "hidden_size", "vt_hidden_size", default=1152)
     read_size(vision, text, "F_v", "intermediate_size", "vt_intermediate_size", default=4304)
     count = vision.layers("num_hidden_layers", "vt_num_hidden_layers", default=27)
@@ -117,15 +118,25 @@ def _moon(vision: Config, text: ModelText) -> Idle:
         read_size(vision, text, symbol, f"pos_emb_{key}", f"init_pos_emb_{key}", default=64)
     rows, columns = vision.sizes("merge_kernel_size", length=2, least=1) or (2, 2)
     text.symbol("U_v", rows * columns * width, "merged patches")
-    vision.fixed(merge_type="sd2_tpool", mm_projector_type="patchmerger", mm_hidden_size=width)
+    vision.fixed(merge_type="sd2_tpool", mlp_type="mlp2", mm_hidden_size=width)
+    vision.only("mm_projector_type", "patchmerger", "patchmergerv2")
+    read_size(vision, text, "A_v", "qkv_hidden_size", default=width)
+    layer = vision.word("norm_type", among=("layernorm", "rmsnorm"), default="layernorm")
+    keys = ("attn_bias", "linear_bias", "patch_embed_proj_bias")
+    attn, linear, patch = (vision.flag(key, default=True) for key in keys)
+    vision.skip("activation_func", "pos_emb_interpolation_mode")
     vision.skip("pos_emb_time", "init_pos_emb_time", "pos_emb_type", "video_attn_type")
     vision.skip("num_attention_heads", "vt_num_attention_heads", "hidden_act", "rope_parameters")
     vision.skip("projector_hidden_act", "projector_ln_eps", "text_hidden_size")
     idle = Idle(text)
-    idle.matrix("patch", "3, P_v, P_v, D_v", "D_v")
+    idle.matrix("patch", "3, P_v, P_v, D_v", "D_v" if patch else "")
     idle.param("positions", "Y_v, X_v, D_v")
-    idle.layers()
-    idle.norm("norm", "D_v")
+    idle.norm("attn_norm mlp_norm", "L_v, D_v", bias=layer == "layernorm")
+    idle.matrix("q k v", "L_v, D_v, A_v", "L_v, A_v" if attn else "")
+    idle.matrix("o", "L_v, A_v, D_v", "L_v, D_v" if attn else "")
+    idle.matrix("up", "L_v, D_v, F_v", "L_v, F_v" if linear else "")
+    idle.matrix("down", "L_v, F_v, D_v", "L_v, D_v" if linear else "")
+    idle.norm("norm", "D_v", bias=layer == "layernorm")
     vision.finish()
     return idle
 
@@ -298,11 +309,16 @@ _TOWERS: Mapping[str, Callable[[Config, ModelText], Idle]] = {
 }
 
 
+#: The sections of towers, and of language models.
+_SECTIONS = ("vision_config", "audio_config", "encoder_config", "text_config", "llm_config")
+
+
 def _read(config: Config, projector: Projector, *, tower: str, words: str) -> ModelText:
     """The text of a language model with a tower; `tower` and `words` are the types of these where
-    no key says them."""
-    seen = config.needed("vision_config", "audio_config", "encoder_config")
-    spoken = config.needed("text_config", "llm_config")
+    no key says them. Without a section for each it is the language model alone."""
+    if config.has("num_hidden_layers") and not config.has(*_SECTIONS):
+        return language_alone(config, words)
+    seen, spoken = config.needed(*_SECTIONS[:3]), config.needed(*_SECTIONS[3:])
     text = language_of(config, spoken, words)
     kind = seen.word("model_type", among=("", *_TOWERS), default=tower)  # '': Kimi-K2.5-NVFP4
     idle = _TOWERS[kind or tower](seen, text)

@@ -66,7 +66,9 @@ _GENERATION = (
 
 #: Keys of towers that every configuration class has, or that only processors of media read.
 _OF_TOWERS = ("tie_word_embeddings", "video_seq_length")
-OF_SECTIONS: dict[str, tuple[str, ...]] = {"vision_config": _OF_TOWERS, "audio_config": _OF_TOWERS}
+OF_SECTIONS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("vision_config", "audio_config", "vision_tower_cfg", "mm_projector_cfg"), _OF_TOWERS
+)
 
 #: The values of keys that turn a feature off, or that all families have which do not read the key.
 OFF: dict[str, tuple[object, ...]] = {

@@ -245,10 +245,10 @@ class Experts:
     that only affects the choice, if there is one; `router_bias` adds a bias to the logits.
     `statics` are parameters of the activation; with `bias` both products of an expert have one.
     With `scaled_inputs` the input of an expert is multiplied by its weight, in place of its result,
-    and T is 1. If `narrow`, experts work on a projection of the width U. `shared` is a block of
-    width F_shared for all tokens; with `shared_gate` it is multiplied by its own sigmoid for each
-    token. `halved`, the sum is the average of experts and shared block; with `out_norm` it has an
-    RMSNorm.
+    and T is 1. If `narrow`, experts work on a projection of the width U; with `narrow_norm` their
+    sum has an RMSNorm there. `shared` is a block of width F_shared for all tokens; with
+    `shared_gate` it is multiplied by its own sigmoid for each token. `halved`, the sum is the
+    average of experts and shared block; with `out_norm` it has an RMSNorm.
     """
 
     route: tuple[str, ...] = ("normalize",)
@@ -262,6 +262,7 @@ class Experts:
     shared: FeedForward | None = None
     shared_gate: bool = False
     narrow: bool = False
+    narrow_norm: bool = False
     out_norm: bool = False
     halved: bool = False
 
@@ -284,6 +285,7 @@ class Experts:
         yield from ["bias"] if self.bias else []
         yield from ["weighted = inputs"] if self.scaled_inputs else []
         yield from ["narrow"] if self.narrow else []
+        yield from ["narrow_norm"] if self.narrow_norm else []
         if self.shared:
             yield "shared = gated" if self.shared_gate else "shared"
         yield from ["out_norm"] if self.out_norm else []

@@ -158,9 +158,9 @@ def _weight_dtype(quantization: Object) -> str | None:
     method, bits = given.get("quant_method"), given.get("bits")
     if method == "bitsandbytes":
         return "nf4" if given.get("load_in_4bit") == "True" else "int8"
-    if method in ("gptq", "awq"):
+    if method in ("gptq", "awq", "auto-round", "intel/auto-round"):
         return f"int{bits}" if bits in ("4", "8") else None
-    stored = given.get("quant_algo", method or "").lower()
+    stored = given.get("quant_algo", method or "").lower().removeprefix("fbgemm_")
     if stored in ("fp8", "mxfp4", "nvfp4"):
         return stored
     return _dtype_of_groups(quantization)
