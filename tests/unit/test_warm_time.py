@@ -268,7 +268,7 @@ def test_it_is_what_the_command_tells() -> None:
         ({"tp": 2.5}, "tp: '2.5' is not a valid integer"),
         ({"ranks": 2.5}, "ranks: '2.5' is not a valid integer"),
         ({"mesh": ["dp"]}, "mesh: expects a dictionary"),
-        ({"strategy": "no/such.stg"}, "no/such.stg: No such file"),
+        ({"strategy": "no/such.stg"}, "no strategy file 'no/such.stg'"),
     ],
 )
 def test_mistakes_are_reported_as_those_of_a_command(flags: dict[str, Any], expected: str) -> None:
