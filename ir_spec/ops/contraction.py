@@ -402,8 +402,8 @@ class Cast(Elementwise):
     def dtypes(self, op: Operation) -> Sequence[str]:
         return [op.text("to")]
 
-    def reuses(self, op: Operation, index: int) -> int | None:
-        return 0 if op.flag("again") else super().reuses(op, index)
+    def reuses(self, op: Operation, result: int) -> int | None:
+        return 0 if op.flag("again") else super().reuses(op, result)
 
     def costs_read(self, op: Operation) -> Hashable:
         """Whether a second copy is written, for other products."""
