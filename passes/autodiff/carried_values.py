@@ -71,22 +71,25 @@ def pin_again(region: Region, origins: dict[Operation, Operation]) -> None:
     copy of that constraint, and of those whose results it takes, in place. `origins` maps each copy
     to its constraint."""
     pins: dict[Value, Value] = {}
-
-    def pinned(value: Value, place: Operation) -> Value:
-        pin = value.producer
-        if pin is None or not pin.flag("again") or pin.phase != "forward":
-            return value
-        if value not in pins:
-            copy = _clone(pin, [pinned(v, place) for v in pin.operands], "backward")
-            region.insert(place.position(), copy)
-            pins[value], origins[copy] = copy.result, pin
-        return pins[value]
-
     for op in [op for op in region.ops if op.phase == "backward"]:
         for user in op.walk():
             for index, value in enumerate(user.operands):
-                if (again := pinned(value, op)) is not value:
+                if (again := _pinned(value, op, pins, origins)) is not value:
                     user.set_operand(index, again)
+
+
+def _pinned(
+    value: Value, place: Operation, pins: dict[Value, Value], origins: dict[Operation, Operation]
+) -> Value:
+    """The copy, before `place`, of a constraint with `again`; other values are their own."""
+    pin = value.producer
+    if pin is None or not pin.flag("again") or pin.phase != "forward":
+        return value
+    if value not in pins:
+        copy = _clone(pin, [_pinned(v, place, pins, origins) for v in pin.operands], "backward")
+        place.home.insert(place.position(), copy)
+        pins[value], origins[copy] = copy.result, pin
+    return pins[value]
 
 
 def _clone(op: Operation, operands: Sequence[Value], phase: str) -> Operation:

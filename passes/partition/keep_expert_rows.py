@@ -8,6 +8,7 @@ from stagec.ir_spec.ops.comm import AllReduce, AllToAll, ReduceScatter
 from stagec.ir_spec.ops.layout import Discard
 from stagec.ir_spec.ops.moe import Combine, Dispatch, SortRows
 from stagec.ir_spec.strategy.moe import MoeRule
+from stagec.models import is_shipped
 
 
 class KeepExpertRows(Pass):
@@ -58,19 +59,24 @@ class KeepExpertRows(Pass):
         return read_strategy(module).one(MoeRule).names == "layer"
 
     def run(self, module: Module) -> None:
+        keeps = False
         for func in module.functions:
             every = list(func.body.walk())
             for op in every:
                 if isinstance(op.definition, Combine) and op.phase in ("forward", "recompute"):
-                    _keep_rows(module, op)
+                    keeps |= _keep_rows(module, op)
             for op in every:
                 if op.has(Repeats):
-                    _keep_graphs(module, op)
+                    keeps |= _keep_graphs(module, op)
+        rule = read_strategy(module).one(MoeRule)
+        if not keeps and not is_shipped(rule.loc):
+            said = "'names = layer' of 'stg.moe' changes nothing: no rows of experts stay longer"
+            module.diagnostics.remark(said, rule.loc)
 
 
-def _keep_rows(module: Module, combine: Operation) -> None:
+def _keep_rows(module: Module, combine: Operation) -> bool:
     """Keep the rows of a layer until its results are added up: those that are sent and received,
-    and the results that are sent back."""
+    and the results that are sent back. Returns whether there are any."""
     rows, chosen = combine.operands[:2]
     sent = [u for u, _ in chosen.uses if _sends(u, combine)]
     kept = [v for op in sent for v in (op.results[0], _exchanged(op.results[0]))]
@@ -80,6 +86,7 @@ def _keep_rows(module: Module, combine: Operation) -> None:
         _keep_results(module, rows)
     if kept := list(dict.fromkeys(kept)):
         module.after(combine, by=KeepExpertRows.name).op("stg.discard", kept, types=())
+    return bool(kept)
 
 
 def _keep_results(module: Module, rows: Value) -> None:
@@ -104,9 +111,9 @@ def _exchanged(rows: Value) -> Value:
     return next((u.results[u.operands.index(rows)] for u in moves), rows)
 
 
-def _keep_graphs(module: Module, repeat: Operation) -> None:
+def _keep_graphs(module: Module, repeat: Operation) -> bool:
     """Keep what the graphs of the checkpoints of all layers have until the end of the region around
-    them."""
+    them. Returns whether there are any."""
     stacks = list[Value]()
     for op in [op for op in repeat.body.ops if isinstance(op.definition, Discard)]:
         if op.flag("graph"):
@@ -118,6 +125,7 @@ def _keep_graphs(module: Module, repeat: Operation) -> None:
         b = Builder.before(module.registry, end, loc=made_by(KeepExpertRows.name, repeat.loc))
         b.phase = "backward"
         b.op("stg.discard", list(dict.fromkeys(stacks)), types=())
+    return bool(stacks)
 
 
 def _reduced(value: Value) -> Value:

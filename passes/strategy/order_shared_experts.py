@@ -6,6 +6,7 @@ from stagec.api import Module, Operation, Pass, Phase, Region, read_strategy
 from stagec.ir.traits import Repeats
 from stagec.ir_spec.ops.moe import Dispatch
 from stagec.ir_spec.strategy.moe import MoeRule
+from stagec.models import is_shipped
 from stagec.sharding.checkpoints import checkpoints
 
 
@@ -57,14 +58,21 @@ class OrderSharedExperts(Pass):
         return read_strategy(module).one(MoeRule).shared == "first"
 
     def run(self, module: Module) -> None:
+        moved = 0
         for repeat in [op for op in module.main.body.walk() if op.has(Repeats)]:
             for shared in checkpoints(repeat.body, ["shared_experts"]):
-                _move(repeat.body, shared.ops)
+                moved += _move(repeat.body, shared.ops)
+        rule = read_strategy(module).one(MoeRule)
+        if not moved and not is_shipped(rule.loc):
+            said = "'shared = first' of 'stg.moe' changes nothing: no shared experts follow others"
+            module.diagnostics.remark(said, rule.loc)
 
 
-def _move(body: Region, ops: Sequence[Operation]) -> None:
-    """Move operations that follow the first dispatch of a block before it."""
+def _move(body: Region, ops: Sequence[Operation]) -> int:
+    """Move operations that follow the first dispatch of a block before it; how many they are."""
     sent = next(op for op in body.ops if isinstance(op.definition, Dispatch))
-    for op in [op for op in ops if op.position() > sent.position()]:
+    late = [op for op in ops if op.position() > sent.position()]
+    for op in late:
         body.ops.remove(op)
         body.insert(sent.position(), op)
+    return len(late)

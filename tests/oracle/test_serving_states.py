@@ -119,7 +119,7 @@ def test_absorbed_and_plain_attention_agree(family: str) -> None:
 
 def test_a_bias_by_distance_is_that_of_the_rows_of_a_rank() -> None:
     """Ranks with parts of nine cached tokens have rows for ten."""
-    job = JobOptions(path_of("t5"), sizes=sizes_of("t5"), tp=2, dcp=2)
+    job = JobOptions(path_of("t5"), sizes=sizes_of("t5"), cp=2, cp_mode="all-gather")
     assert_serves(job, [("prefill", 8), ("decode", 1)])
 
 

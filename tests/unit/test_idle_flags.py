@@ -37,7 +37,7 @@ BY_SIZE = {
 }
 #: What software makes of the seconds and of the memory of a program, which stays as it is.
 SECONDS = {
-    *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps"),
+    *("host_graphs", "all_reduce", "saved_tensors", "first_saved", "prompt_steps", "moe_names"),
     *("step_tokens", "reserve_outputs", "scheduler_poll", "scheduler_gather", "host_scheduler"),
     *("scheduler_balance", "host_prompts", "host_product_bits", "host_waits", "expanding_kernel"),
 }
