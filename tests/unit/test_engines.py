@@ -532,8 +532,8 @@ def test_stages_that_wait_for_prompts_are_those_of_requests_over_time(
 @pytest.mark.parametrize("stack", ["vllm", "trtllm", "sglang"])
 def test_groups_that_share_experts_have_prompts_independently(stack: str) -> None:
     """TPOT and throughput of batches, and of a closed loop."""
-    words = ("mixtral-8x7b", "--dp", "4", "--ep", "4", "--stack", stack, "--machine", "h200")
-    words = (*words, "--set", "L=8", "--prompt", "1000", "--output-tokens", "100", "--json")
+    job = ("mixtral-8x7b", "--dp", "4", "--ep", "4", "--stack", stack, "--machine", "h200")
+    words = (*job, "--set", "L=8", "--prompt", "1000", "--output-tokens", "100", "--json")
     (steady,) = json.loads(stagec("serve", *words, "--batches", "64").out)["points"]
     drawn = ("--lengths", "prompt=800..1200,output=50..150", "--count", "640")
     loop = json.loads(stagec("serve", *words, "--concurrency", "64", *drawn).out)

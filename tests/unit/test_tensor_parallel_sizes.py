@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_kinds_of_layers_with_few_key_heads_have_copies(tmp_path: Path) -> None:
 
 
 def _gemma(tmp_path: Path, *, heads: int, keys: int, of_global: int) -> Path:
-    given = {"num_key_value_heads": keys, "num_global_key_value_heads": of_global}
+    given: dict[str, Any] = {"num_key_value_heads": keys, "num_global_key_value_heads": of_global}
     given |= {"num_attention_heads": heads, "enable_moe_block": False, "num_hidden_layers": 2}
     given |= {"layer_types": ["sliding_attention", "full_attention"]}
     path = tmp_path / "g.json"
